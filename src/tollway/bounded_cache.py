@@ -78,7 +78,7 @@ class BoundedCache(Generic[K, V]):
         return True
 
     def drop(self, key: K) -> None:
-        """Removes the entry of the key. Without effect where it is not stored."""
+        """Has no effect where the entry is not stored."""
         if key in self._entries:
             del self._entries[key]
             self.total_bytes -= self._sizes.pop(key)

@@ -17,7 +17,6 @@ except ImportError:  # 5 µs
 
 
 ChainId = NewType("ChainId", int)
-"""An EIP-155 chain id."""
 
 Network = NewType("Network", str)
 """A CAIP-2 network name such as `eip155:8453`."""
@@ -48,7 +47,6 @@ class KeccakHash(Protocol):
 
 
 def start_keccak256() -> KeccakHash:
-    """Starts `keccak256` of a message in parts."""
     running: KeccakHash = keccak_256()
     return running
 
@@ -119,7 +117,6 @@ def format_network(chain_id: ChainId) -> Network:
 METHOD_LENGTH_MAX = 32
 """Characters of an HTTP method. The longest registered method has 17 (UPDATEREDIRECTREF)."""
 IDEMPOTENCY_KEY_MAX = 255
-"""Characters."""
 
 
 def read_idempotency_key(value: bytes) -> str:

@@ -101,7 +101,6 @@ class Price:
 
     @property
     def decimals(self) -> int:
-        """The number of decimals that the provider wrote."""
         return len(self.text.partition(".")[2])
 
     @property

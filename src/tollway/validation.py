@@ -20,10 +20,8 @@ POINTER_NAME_MAX = 64
 UNKNOWN_NAMED_MAX = 20
 
 Location = tuple[int | str, ...]
-"""The path to a value: member names and indexes."""
 
 WireError = tuple[Location, str, str]
-"""Location, code and detail of an error."""
 
 _OWN = "tollway."
 """Marks the codes of this package among pydantic's types, which have the same names with other meanings."""
@@ -85,7 +83,6 @@ class Context:
 
 
 def context_of(info: ValidationInfo) -> Context:
-    """The context of the validation that runs."""
     return cast(Context, info.context)
 
 
@@ -160,7 +157,6 @@ def to_field_error(location: Location, code: str, detail: str) -> FieldError:
 
 
 def value_error(code: str, detail: str) -> PydanticCustomError:
-    """The error that a validator raises for its value."""
     return PydanticCustomError(_OWN + code, detail)
 
 
@@ -174,8 +170,6 @@ def value_errors(found: Sequence[WireError]) -> ValidationError:
 
 
 def in_range(least: int, most: int) -> Callable[[int], int]:
-    """A validator of an integer in `least..most`."""
-
     def check(number: int) -> int:
         if not least <= number <= most:
             raise value_error("out_of_range", f"must lie between {least} and {most}")
@@ -185,7 +179,6 @@ def in_range(least: int, most: int) -> Callable[[int], int]:
 
 
 def read_text(value: object, *, length_max: int, length_min: int = 0) -> str:
-    """A text of that length. Raises an error of the value."""
     if not isinstance(value, str):
         raise value_error("type", "must be a string")
     if len(value) > length_max:
@@ -205,7 +198,6 @@ def read_parsed(value: object, parse: Callable[[str], T], *, code: str, length_m
 
 
 def read_list(value: object, *, count_max: int) -> list[Any]:
-    """A list of so many elements. Raises an error of the value."""
     if not isinstance(value, list):
         raise value_error("type", "must be a list")
     if len(value) > count_max:
@@ -246,7 +238,7 @@ def read_texts(
 
 
 def list_errors(name: str, check: Callable[[str], object], text: str) -> list[WireError]:
-    """The error that `check` raises for the text of a member; empty when it raises none."""
+    """Returns nothing when `check` raises nothing."""
     try:
         check(text)
     except PydanticCustomError as exc:

@@ -22,7 +22,7 @@ FindingLevel = Literal["ok", "note", "warning", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of one check. `check` is a stable name for scripts."""
+    """The result of one check. `check`: a stable name for scripts."""
 
     check: str
     level: FindingLevel
@@ -50,13 +50,11 @@ SHARED_RATES_DOWN = (
 
 
 async def find_local_risks(settings: Settings, database: Database) -> tuple[Finding, ...]:
-    """The warnings and failures among these findings."""
     found = [finding async for finding in examine_local(settings, database)]
     return tuple(finding for finding in found if finding.level in ("warning", "failed"))
 
 
 async def examine_local(settings: Settings, database: Database) -> AsyncIterator[Finding]:
-    """All findings of this module."""
     for finding in examine_settings(settings):
         yield finding
     yield await examine_database(settings, database)

@@ -19,7 +19,7 @@ from tollway.web.operator.chains import NetworkNodes
 
 
 class FleetView:
-    """The reader of one gateway. `owner_id`: of its lease. `is_shared_rates_up`: None without a rate server. Methods that read the database raise `StorageUnavailable`."""
+    """The reader of one gateway. `owner_id`: of its lease. `is_shared_rates_up`: None without a rate server."""
 
     def __init__(
         self,
@@ -54,7 +54,6 @@ class FleetView:
         self._duties: set[Duty] = set()
 
     async def record_build(self) -> None:
-        """Writes the row of this gateway."""
         await self._builds.record(self._build)
 
     def note_leading(self, duty: Duty, is_leading: bool) -> None:
@@ -93,7 +92,7 @@ class FleetView:
         return self._recent_metrics.find_increase(window_s)
 
     async def find_risks(self) -> Sequence[str]:
-        """The warnings of doctor about the settings and the database, as sentences."""
+        """Returns the warnings of doctor as sentences."""
         found = [finding.detail for finding in await find_local_risks(self._settings, self._database)]
         found += [f"background task {late}" for late in describe_late_tasks(self._read_background())]
         if self._is_shared_rates_up is not None and not self._is_shared_rates_up():

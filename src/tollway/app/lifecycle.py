@@ -504,7 +504,7 @@ class App:
         await asyncio.wait([writing], timeout=self.settings.limits.drain_deadline_s)
 
     def _lock_database(self) -> None:
-        """One gateway process for a SQLite file; the kernel frees the lock when the process dies."""
+        """The kernel frees the lock when the process dies."""
         if not isinstance(self.database, SqliteDatabase):
             return
         try:
@@ -548,7 +548,6 @@ class App:
         return HttpServer(app, host=listen.host, port=listen.port, limits=self.settings.limits)
 
     def build_admin_app(self) -> ASGIApp:
-        """The application of the admin address."""
         return build_admin_app(self, make_asgi_app(self.metrics.registry), web=self._asgi.context)
 
     async def _report(self, notifier: ServiceNotifier) -> None:

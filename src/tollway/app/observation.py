@@ -15,7 +15,6 @@ from tollway.web.operator.chains import NetworkNodes, NodeFigures
 
 
 def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
-    """The metrics that settlement writes to."""
     return SettlementMetrics(
         end=lambda chain_id, end: metrics.settlements.labels(format_network(chain_id), end.value).inc(),
         mined=lambda chain_id, seconds: metrics.settlement_seconds.labels(format_network(chain_id)).observe(
@@ -40,7 +39,7 @@ def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
 
 
 def read_network_nodes(chains: RpcReader, metrics: Metrics, chain_id: ChainId) -> NetworkNodes:
-    """The nodes of a network with their counters, from memory."""
+    """Reads memory only."""
     network = format_network(chain_id)
 
     def count(node: NodeStatus) -> NodeFigures:

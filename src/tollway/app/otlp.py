@@ -54,8 +54,7 @@ class CollectorSession(requests.Session):
 
 
 class OtlpExporter:
-    """Implements `TraceExporter` over a span exporter of OpenTelemetry. `instance_id`: the name of this gateway process. `session`: of an exporter that has
-    one."""
+    """Implements `TraceExporter`. `instance_id`: the name of this gateway process. `session`: of an exporter that has one."""
 
     def __init__(
         self, exporter: SpanExporter, *, instance_id: str, session: CollectorSession | None = None

@@ -27,14 +27,13 @@ from tollway.web.pages.selling_routes import selling_router
 def make_page_renderer(
     settings: Settings, rules: Mapping[ChainId, ChainRules], *, origin: PublicOrigin
 ) -> PageRenderer | None:
-    """None where the settings say that the gateway has no pages."""
+    """Returns None where the settings switch the pages off."""
     if not settings.web_pages:
         return None
     return PageRenderer(read_assets(), public_url=str(origin), test_money=describe_money(rules))
 
 
 def describe_money(rules: Mapping[ChainId, ChainRules]) -> TestMoney:
-    """Which of the networks are test networks."""
     kinds = {one.kind for one in rules.values()}
     return "none" if "test" not in kinds else "some" if "main" in kinds else "all"
 

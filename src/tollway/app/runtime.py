@@ -48,7 +48,6 @@ class BackgroundTaskGroup:
 
 
 def now_ms() -> int:
-    """The process clock, in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
@@ -71,7 +70,6 @@ class RandomPool:
             os.register_at_fork(after_in_child=self._discard)
 
     def take_bytes(self, size: int) -> bytes:
-        """The next `size` random bytes."""
         start, end = self._used, self._used + size
         if end > len(self._pool):
             self._pool = self._draw(max(POOL_BYTES, size))

@@ -32,8 +32,7 @@ _log = structlog.get_logger(__name__)
 
 
 def make_tracing(settings: Settings, metrics: Metrics) -> "tuple[SpanQueue | None, TraceSampler | None]":
-    """The queue and the sampler of a gateway. Both None where tracing is off: then nothing of OpenTelemetry is imported. Raises SettingsInvalid without the
-    extra."""
+    """Returns None twice where tracing is off: then nothing of OpenTelemetry is imported. Raises SettingsInvalid without the extra."""
     if settings.tracing == "off":
         return None, None
     try:
@@ -56,9 +55,7 @@ class TraceExporter(Protocol):
     """Sends traces to a collector. Runs in the thread of the queue."""
 
     @property
-    def failure(self) -> str | None:
-        """Why the last export failed, where that is known."""
-        ...
+    def failure(self) -> str | None: ...
 
     def export(self, traces: Sequence[FinishedTrace]) -> bool:
         """False when the collector did not take them. May raise."""

@@ -33,7 +33,7 @@ ORIGINS_MAX = 1_000
 
 
 class WebhookServices:
-    """The stores, the sender and the tasks of webhooks. `events`: the log that the stores of the ledger write to."""
+    """`events`: the log that the stores of the ledger write to."""
 
     def __init__(
         self,
@@ -47,7 +47,6 @@ class WebhookServices:
         now_ms: Callable[[], int],
         background: BackgroundTasks,
     ) -> None:
-        """`now_ms`: the time that all gateways share."""
         self.events = events
         self._limits = limits = settings.limits
         self._background = background

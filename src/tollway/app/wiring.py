@@ -121,7 +121,7 @@ PRUNE_INTERVAL_S = 300.0
 
 
 class SettlementServices:
-    """The objects that settle authorisations, one per gateway. `settlement_rules`: of the networks that accept authorisations."""
+    """`settlement_rules`: of the networks that accept authorisations."""
 
     def __init__(
         self,
@@ -194,7 +194,6 @@ class SettlementServices:
 
     @cached_property
     def held_calls(self) -> HeldCalls:
-        """The decisions of providers about held calls."""
         return HeldCalls(
             ledger=self._ledger,
             chains=self._chains,
@@ -305,7 +304,6 @@ class ReputationServices:
         self._quality_recorder = QualityRecorder(self.quality, tally=self.tally, now_ms=now_ms)
 
     def start(self, tasks: BackgroundTaskGroup, *, lead: Callable[[Duty], Leadership]) -> None:
-        """Starts the background tasks. `lead`: makes the leadership of a duty."""
         tasks.start(TaskName.QUALITY_WRITER, self._keep_quality)
         tasks.start_periodic(TaskName.UPSTREAM_PROBES, HEALTH_CHECK_RESTART_S, self._prober.run)
         tasks.start(TaskName.REPUTATION_ELECTION, partial(lead(Duty.REPUTATION).lead, self._run_elected))
@@ -318,7 +316,6 @@ class ReputationServices:
             await self._quality_recorder.finish()
 
     async def _run_elected(self) -> None:
-        """The work that one gateway does for all."""
         ownership_s = min(OWNERSHIP_INTERVAL_S, self._limits.ownership_recheck_s)
         rounds = (
             (TaskName.QUALITY_RENEWAL, REFRESH_INTERVAL_S, self._quality_recorder.refresh_sums),
@@ -338,7 +335,7 @@ class ReputationServices:
 
 
 class AsgiBuilder:
-    """Builds the ASGI application, once. `context`: the collaborators of its routes."""
+    """Builds once. `context`: the collaborators of the routes."""
 
     def __init__(self, app: "App", *, origin: PublicOrigin, now_ms: Callable[[], int]) -> None:
         self._app = app

@@ -30,14 +30,12 @@ class ContractCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReturn:
-    """The result of one call, as Multicall3 returns it."""
-
     succeeded: bool
     payload: bytes
 
 
 def encode_calls(calls: Sequence[ContractCall]) -> bytes:
-    """Calldata of `aggregate3`. The calls are made in this order."""
+    """Calldata of `aggregate3`, in this order."""
     return _AGGREGATE_SELECTOR + _word(_WORD) + _encode_array([_encode_call(call) for call in calls])
 
 
@@ -56,7 +54,7 @@ def parse_calls(calldata: bytes) -> tuple[ContractCall, ...]:
 
 
 def parse_returns(payload: bytes) -> tuple[CallReturn, ...]:
-    """What `aggregate3` returns: one result for each call. Raises ValueError for other payloads, such as that of an address without code."""
+    """The results of `aggregate3`. Raises ValueError for other payloads, such as that of an address without code."""
     return tuple(
         CallReturn(succeeded=_read_number(item, 0) != 0, payload=_read_bytes(item, _read_number(item, _WORD)))
         for item in _split_array(payload)

@@ -11,8 +11,7 @@ from tollway.money import LEDGER_DECIMALS_MAX, Asset, TokenDomain
 NetworkKind = Literal["main", "test"]
 
 ConfirmationSteps = tuple[tuple[int, int], ...]
-"""`(min_value_nano, confirmations)` ascending: a payment of at least that many nano needs that depth. The transaction's own block
-counts as the first confirmation."""
+"""`(min_value_nano, confirmations)` ascending: from that value on, the depth that a payment needs. Its own block is the first confirmation."""
 
 UNIT_NANO = 10**9
 
@@ -77,20 +76,18 @@ class ChainRules:
         return Quorum.ONE if self.agreement_above else Quorum.AGREED
 
     def quorum_for(self, asset: Asset, ledger_units: int) -> Quorum:
-        """The quorum for a value: how many nodes must agree."""
         above_nano = dict(self.agreement_above or ()).get(asset.symbol)
         if above_nano is None or _to_nano(asset, ledger_units) > above_nano:
             return Quorum.AGREED
         return Quorum.ONE
 
     def assets_of(self, symbol: str) -> tuple[Asset, ...]:
-        """The assets of the currency `symbol` on this network."""
         return tuple(asset for asset in self.assets if asset.symbol == symbol)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkProfile:
-    """Public facts of a network for clients and wallets. `native_symbol`, `native_decimals`: None where the settings have no native currency."""
+    """Public facts of a network. `native_symbol`, `native_decimals`: None where the settings have no native currency."""
 
     name: str
     native_symbol: str | None
@@ -175,7 +172,7 @@ class NetworkPreset:
 
     @property
     def assets(self) -> tuple[Asset, ...]:
-        """USDC first, where there is one, then the native currency."""
+        """USDC comes first, where there is one."""
         native = Asset(
             chain_id=self.chain_id, token=None, symbol=self.native_symbol, decimals=self.native_decimals
         )
@@ -191,7 +188,6 @@ class NetworkPreset:
         return (usdc, native)
 
     def rules(self) -> ChainRules:
-        """The rules of this preset."""
         return ChainRules(
             chain_id=self.chain_id,
             kind=self.kind,

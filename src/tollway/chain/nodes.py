@@ -44,10 +44,8 @@ BATCH_MAX_S = 600.0
 """A node that refused a batch gets smaller ones for this long: the refusal may have had a cause that passes."""
 
 RpcCall = tuple[str, list[object]]
-"""A method and its parameters."""
 
 CHAIN_ID_CALL: RpcCall = ("eth_chainId", [])
-"""A part of every batch."""
 
 _HTTP_OK = 200
 _REFUSING_STATUSES = frozenset({400, 403, 413, 422})
@@ -59,7 +57,7 @@ _log = structlog.get_logger(__name__)
 
 
 class NodeObserver(Protocol):
-    """What the requests to nodes are reported to. `position`: the number of the node in the settings, from 1."""
+    """Receives the outcomes of requests to nodes. `position`: the number of the node in the settings, from 1."""
 
     def count_request(
         self,
@@ -72,9 +70,7 @@ class NodeObserver(Protocol):
         """`calls`: of the batch that ended; of a read that met its deadline, the batch that was under way."""
         ...
 
-    def set_head_time(self, chain_id: ChainId, position: int, block_time_s: int) -> None:
-        """The node returned its newest block, which has this time."""
-        ...
+    def set_head_time(self, chain_id: ChainId, position: int, block_time_s: int) -> None: ...
 
     def count_disagreement(self, chain_id: ChainId, position: int) -> None: ...
 
@@ -84,7 +80,7 @@ class WrongChain(UnusableResponse):
 
 
 def open_session() -> aiohttp.ClientSession:
-    """The HTTP session that nodes share. In-flight caps are per node, so the pool itself has none."""
+    """The nodes share it. In-flight caps are per node, so the pool itself has none."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -118,7 +114,7 @@ class ChainsWithNodes(SettlementChain, Protocol):
 
 
 class RpcNode:
-    """A client of one node. Safe to use from many tasks at once. `clock`: monotonic seconds, for the breaker."""
+    """A client of one node. `clock`: monotonic seconds, for the breaker."""
 
     def __init__(
         self,
@@ -154,7 +150,6 @@ class RpcNode:
 
     @property
     def is_deferred(self) -> bool:
-        """Whether the node failed within the last `BREAKER_S` seconds."""
         return self._deferred_until is not None and self._clock() < self._deferred_until
 
     @property
@@ -207,7 +202,6 @@ class RpcNode:
             self._observer.set_head_time(self._chain_id, self._position, head.time)
 
     def note_disagreement(self) -> None:
-        """Reports that the node differs from nodes that agreed."""
         if self._observer is not None:
             self._observer.count_disagreement(self._chain_id, self._position)
 
@@ -355,8 +349,7 @@ NodeRead = Callable[[RpcNode], Awaitable[T]]
 
 
 class NodePool:
-    """The nodes of one chain. Safe to use from many tasks at once. `agreement_min`: how many nodes must return equal reports.
-    `is_by_value`: small values need one node only (`Quorum.ONE`)."""
+    """The nodes of one chain. `agreement_min`: how many must return equal reports. `is_by_value`: small values need one node only (`Quorum.ONE`)."""
 
     def __init__(
         self,
@@ -381,7 +374,6 @@ class NodePool:
 
     @property
     def statuses(self) -> tuple[NodeStatus, ...]:
-        """Every node, in the operator's order."""
         return tuple(node.status for node in self._nodes)
 
     async def attempt(
@@ -474,8 +466,7 @@ HEADS_DEADLINE_S = 5.0
 async def read_head_times(
     chains: WatchedChain, chain_ids: Iterable[ChainId], *, deadline_s: float = HEADS_DEADLINE_S
 ) -> dict[ChainId, int]:
-    """The time of the newest block of each chain, in unix seconds, without the chains that did not respond within the deadline. Reads
-    all at once. Raises nothing."""
+    """Reads the newest block of each chain at once: unix seconds. A chain without a response in time is left out. Never raises."""
     found: dict[ChainId, int] = {}
 
     async def read(chain_id: ChainId) -> None:
@@ -536,8 +527,7 @@ class NodeHealth:
             await self._check(chain_id)
 
     async def find_wrong_chain_nodes(self) -> list[str]:
-        """Checks every network. Returns a line for each node that serves another chain than the configured one; a network that is
-        away is only logged."""
+        """A line for each node that serves another chain than the configured one. A network that is away is only logged."""
         wrong_chain: list[str] = []
         self._checked_s = self._clock()
         for chain_id in self._away_since:

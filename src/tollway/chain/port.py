@@ -19,7 +19,7 @@ class LookupQuota(Protocol):
     def lookups_per_minute(self) -> int: ...
 
     async def charge(self, *, client_address: str, signer: str) -> int | None:
-        """Counts one look-up. Returns None when it is allowed, otherwise the seconds to wait."""
+        """Returns None when the look-up is allowed, otherwise the seconds to wait."""
         ...
 
     def give_back(self, *, client_address: str, signer: str) -> None:
@@ -142,7 +142,6 @@ class Fees:
 
     @property
     def price_wei(self) -> int:
-        """The present price of one unit of gas."""
         return self.base_fee_wei + self.tip_wei
 
 
@@ -162,7 +161,7 @@ class Quorum(StrEnum):
 
 
 class SendFault(StrEnum):
-    """Why a node refuses a transaction, as far as its error tells."""
+    """Why a node refuses a transaction, as far as its error says."""
 
     NONCE_TOO_LOW = "nonce_too_low"  # another transaction of this nonce is mined
     UNDERPRICED = "underpriced"  # the fee is too low, or the pool has another transaction of this nonce
@@ -180,16 +179,13 @@ class SendRefused:
 
 
 class ChainReader(Protocol):
-    """Reads one or more chains. Safe to call from many tasks at once.
+    """Reads one or more chains.
 
-    Every method raises `ChainUnavailable` when no configured node of that chain returned a usable, consistent response
-    within its deadline.
+    Every method raises `ChainUnavailable` when no configured node of that chain returned a usable, consistent response within its deadline.
     """
 
     @property
-    def chain_ids(self) -> tuple[ChainId, ...]:
-        """The configured chains."""
-        ...
+    def chain_ids(self) -> tuple[ChainId, ...]: ...
 
     async def fetch_facts(
         self, chain_id: ChainId, tx_hash: TxHash, *, quorum: Quorum = Quorum.AGREED
@@ -215,8 +211,7 @@ class ChainReader(Protocol):
         ...
 
     async def check_chain(self, chain_id: ChainId) -> None:
-        """Requests the chain id of the nodes. Raises `ChainUnavailable` when too few nodes respond, and `ChainMismatch` when one serves
-        another chain."""
+        """Raises `ChainUnavailable` when too few nodes respond, and `ChainMismatch` when a node serves another chain."""
         ...
 
 
@@ -248,8 +243,7 @@ class SettlementChain(ChainReader, Protocol):
     async def fetch_receipts(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, quorum: Quorum = Quorum.AGREED
     ) -> dict[TxHash, ChainFacts | NotMined]:
-        """`fetch_facts` for many transactions in the same two round trips. A transaction without enough reports is left out; raises
-        `ChainUnavailable` only when all are left out."""
+        """As `fetch_facts`, in the same two round trips. Leaves out a transaction without enough reports; raises only when all are left out."""
         ...
 
     async def find_authorization_use(
@@ -280,8 +274,7 @@ class SettlementChain(ChainReader, Protocol):
         ...
 
     async def resend_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
-        """Sends a transaction again, to every node of the chain: the node that accepted it may have dropped it or may not pass it on.
-        The results are those of `send_transaction`."""
+        """To every node of the chain: the node that accepted the transaction may have dropped it. Returns as `send_transaction`."""
         ...
 
 

@@ -58,8 +58,7 @@ Session = aiohttp.ClientSession
 async def read_receipts(
     node: RpcNode, session: Session, chain_id: ChainId, tx_hashes: Sequence[TxHash]
 ) -> dict[TxHash, ChainFacts | NotMined]:
-    """The facts about many transactions, in at most two round trips. A transaction with an unusable response is left out; raises
-    `UnusableResponse` when all are."""
+    """Takes two round trips at most. Leaves out a transaction with an unusable response; raises `UnusableResponse` when all are."""
     calls: list[RpcCall] = []
     for tx_hash in tx_hashes:
         calls.append(("eth_getTransactionReceipt", [str(tx_hash)]))
@@ -181,8 +180,7 @@ async def read_authorization(
     valid_after: int,
     bytes_max: int,
 ) -> AuthorizationFacts:
-    """The facts about an authorisation, in one round trip, or two where the head is older than `valid_after`. The gas estimate counts
-    only with a simulation that passes."""
+    """Takes one round trip, or two where the head is older than `valid_after`. The gas estimate counts only with a simulation that passes."""
     transfer = {"from": str(sender), "to": str(to), "data": "0x" + calldata.hex(), "gas": hex(gas)}
     balance_of = {"to": str(token), "data": "0x" + encode_balance_of(payer).hex()}
     state = {"to": str(token), "data": "0x" + encode_authorization_state(payer=payer, nonce=nonce).hex()}
@@ -219,7 +217,6 @@ async def read_authorization(
 
 
 _PASSED = ContractResult(reverted=False, payload=b"")
-"""The result of a transfer that the token accepts: it returns no bytes."""
 
 
 async def _simulate_later(

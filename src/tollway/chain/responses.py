@@ -69,8 +69,6 @@ class BatchRefused(UnusableResponse):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcFault:
-    """The error member of one response in a batch."""
-
     code: int
     message: str
     payload: object
@@ -81,7 +79,6 @@ class RpcFault:
 
     @property
     def is_already_known(self) -> bool:
-        """Whether the node already has the transaction."""
         return self.letters.startswith(_KNOWN_TRANSACTION) or any(
             text in self.letters for text in _ALREADY_KNOWN
         )
@@ -149,7 +146,6 @@ def parse_batch(body: bytes, ids: Sequence[int]) -> list[object]:
 
 
 def _read_single(response: object, ids: Sequence[int]) -> list[object]:
-    """The response to a single call, which is no batch."""
     is_error = isinstance(response, dict) and response.get("error") is not None
     if len(ids) > 1 and is_error:
         fault = _parse_result(response)  # type: ignore[arg-type]  # an object, as checked
@@ -287,8 +283,7 @@ def parse_base_fee(block: object) -> int:
 
 
 def parse_tip(tip: object, gas_price: object, *, base_fee_wei: int) -> int:
-    """The tip that the node suggests above the base fee. Where the node does not support the method, its gas price less the base
-    fee."""
+    """The node's tip above the base fee; where it does not support the method, its gas price less the base fee."""
     if isinstance(tip, RpcFault):
         return max(0, parse_quantity(gas_price) - base_fee_wei)
     return parse_quantity(tip)
@@ -424,14 +419,13 @@ class Votes(Protocol[R_contra]):
     def add(self, report: R_contra, /) -> None: ...
 
     def is_contradicted_by(self, report: R_contra, /) -> bool:
-        """Whether enough nodes agree, and this report of another node says something else. A node that has not seen the subject yet
-        contradicts nothing."""
+        """Enough nodes agree, and this report says something else. A node that has not seen the subject yet contradicts nothing."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class TransactionVotes:
-    """Counts the reports of nodes about one transaction. `needed`: how many nodes must return the same facts."""
+    """`needed`: how many nodes must return the same facts."""
 
     chain_id: ChainId
     needed: int
@@ -440,7 +434,7 @@ class TransactionVotes:
     agreed: ChainFacts | None = None
 
     def needs_another_node(self, *, is_deferred: bool) -> bool:
-        """Whether one more node must be read. Enough "not mined" reports do not wait for a node that failed recently."""
+        """Enough "not mined" reports do not wait for a node that failed recently."""
         if self.agreed is not None:
             return False
         return not (is_deferred and not self.reports and len(self.unseen) >= self.needed)
@@ -459,12 +453,11 @@ class TransactionVotes:
 
     @property
     def is_disputed(self) -> bool:
-        """Whether enough nodes have responded without agreeing."""
         return self.outcome is None and len(self.reports) + len(self.unseen) >= self.needed
 
     @property
     def outcome(self) -> ChainFacts | NotMined | None:
-        """The agreed result; None without one."""
+        """Returns None without an agreement."""
         if self.agreed is not None or self.reports or len(self.unseen) < self.needed:
             return self.agreed
         return NotMined(chain_id=self.chain_id, is_pending=any(report.is_pending for report in self.unseen))
@@ -472,15 +465,14 @@ class TransactionVotes:
 
 @dataclass(slots=True, kw_only=True)
 class BlockVotes:
-    """Counts the reports of nodes about one height: a hash, or no block at that height. `needed`: how many nodes must return the
-    same hash."""
+    """A report is a hash, or no block at that height. `needed`: how many nodes must return the same hash."""
 
     needed: int
     reports: list[bytes] = field(default_factory=list)
     unseen: int = 0
 
     def needs_another_node(self, *, is_deferred: bool) -> bool:
-        """Whether one more node must be read. Enough reports of no block do not wait for a node that failed recently."""
+        """Enough reports of no block do not wait for a node that failed recently."""
         if self.agreed is not None:
             return False
         return not (is_deferred and not self.reports and self.unseen >= self.needed)
@@ -501,7 +493,7 @@ class BlockVotes:
 
     @property
     def is_missing(self) -> bool:
-        """Whether enough nodes responded, and all of them have no block at that height."""
+        """Enough nodes responded, and all of them have no block at that height."""
         return not self.reports and self.unseen >= self.needed
 
     @property

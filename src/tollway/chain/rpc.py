@@ -171,7 +171,7 @@ class RpcReader:
     async def _fetch_batch(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash], quorum: Quorum
     ) -> dict[TxHash, ChainFacts | NotMined]:
-        """The results, never empty. Raises `ChainUnavailable`."""
+        """The results are never empty."""
         failures: list[str] = []
         votes_of = await self._collect_votes(chain_id, tx_hashes, quorum, failures)
         outcomes = {tx_hash: votes.outcome for tx_hash, votes in votes_of.items()}
@@ -336,7 +336,7 @@ class RpcReader:
         return await self._pool(chain_id).read_first(read, deadline_s=self._limits.rpc_deadline_s)
 
     def list_nodes(self, chain_id: ChainId) -> tuple[NodeStatus, ...]:
-        """The nodes of a network as their last requests left them; empty for an unknown network. Asks no node."""
+        """Reads the last status, without a request. Returns nothing for an unknown network."""
         return self._pool(chain_id).statuses
 
     async def check_chain(self, chain_id: ChainId) -> None:

@@ -43,7 +43,7 @@ _TEXT_BYTES_MAX = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTransfer:
-    """One ERC-20 transfer, in base units of the token."""
+    """An ERC-20 transfer, in base units of the token."""
 
     sender: Address
     recipient: Address
@@ -280,7 +280,6 @@ async def find_domain_fault(chains: ChainReader, asset: Asset, *, deadline_s: fl
     """The fault of `asset.domain`; None when it is correct, or when the asset has none.
 
     A token without `DOMAIN_SEPARATOR` is compared by name and version; a token without these too is accepted as configured.
-    Raises `ChainUnavailable`.
     """
     if asset.token is None or asset.domain is None:
         return None

@@ -1,0 +1,1 @@
+"""Settings: read once, checked together, frozen."""

@@ -194,7 +194,7 @@ def _parse_settlement(
     defaults = settlement_defaults(rules.chain_id, rules.kind)
 
     def read(name: str, default: str) -> int:
-        """The value of a setting in 10^-9 of its unit."""
+        """Returns the value in 10^-9 of its unit."""
         try:
             return Price.parse(str(table.get(name, default))).nano
         except ValueError as exc:

@@ -651,7 +651,7 @@ def _explain_unknown(location: Location) -> str:
 def _find_secret_keys(
     settings: Settings, values: Mapping[str, Any], wrong: frozenset[str]
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """The changed fields of the settings, and the problems. Reads the key file; `ensure_secret_key` makes it."""
+    """The changed settings, and the problems. Reads the key file; `ensure_secret_key` makes it."""
     path = settings.secret_key_file
     if settings.secret_keys and path is not None:
         return {}, ["secret_key: set either secret_key or secret_key_file, not both"]

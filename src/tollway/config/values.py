@@ -87,7 +87,6 @@ def parse_rate_limit_url(raw: Any) -> Secret[str]:
 
 
 def parse_ratio(raw: Any) -> float:
-    """A share from 0 to 1."""
     share = 0.0 if str(raw) in ("0", "0.0") else float(parse_number(raw, float))
     if share > 1:
         raise ValueError("must be a share from 0 to 1, such as 0.01")
@@ -141,7 +140,6 @@ RETIRED_SIGNERS_MAX = 50
 
 
 def parse_signers(raw: Any) -> tuple[Address, ...]:
-    """The addresses of retired keys, in their order."""
     signers = tuple(dict.fromkeys(Address.parse(text) for text in parse_strings(raw)))
     if len(signers) > RETIRED_SIGNERS_MAX:
         raise ValueError(f"there may be {RETIRED_SIGNERS_MAX} retired keys at most")

@@ -44,7 +44,6 @@ def describe_for_agents(view: ListingView, limits: Limits) -> tuple[dict[str, An
 
 
 def json_size(content: Any) -> int:
-    """Bytes on the wire."""
     return len(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
 
 
@@ -204,7 +203,7 @@ _MEMBER_ORDER = (
 
 
 def _add_members(entry: Mapping[str, Any], members: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry with these members, which its `leftOut` no longer names."""
+    """Adds the members to the entry and removes them from `leftOut`."""
     left_out = [name for name in entry.get("leftOut", ()) if name not in members]
     changed = {**entry, **members, "leftOut": left_out}
     return {
@@ -236,7 +235,6 @@ def _describe_all_but_operations(view: ListingView, limits: Limits) -> dict[str,
 
 
 def _first_of_each_rail(options: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Their positions."""
     return sorted(
         {option["rail"]: position for position, option in reversed(list(enumerate(options)))}.values()
     )
@@ -326,7 +324,7 @@ def _description(listing: Listing) -> object:
 
 
 def _payment(view: ListingView, chosen: Sequence[int]) -> dict[str, Any]:
-    """`chosen`: the positions of the options that the document has."""
+    """`chosen`: the positions of the options in the document."""
     price = view.quoted_price
     options = view.options[price.nano]
     payment: dict[str, Any] = {"required": not _is_all_free(view), **view.price_json(price)}

@@ -66,8 +66,6 @@ def _uncheckable(detail: str) -> FieldError:
 
 @dataclass(slots=True)
 class _CheckBudget:
-    """The steps that are left to one check, and its depth."""
-
     steps_left: int = STEPS_MAX
     depth: int = 0
 
@@ -76,7 +74,6 @@ _budget: ContextVar[_CheckBudget] = ContextVar("check")
 """The budget of the running check. The validator class is made once, so its keywords cannot get it as an argument."""
 
 _EMPTY_REGISTRY: Registry[Any] = Registry()
-"""Has no document and fetches none."""
 
 
 def _counted(check: Any) -> Any:

@@ -38,7 +38,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hint:
-    """A plain parameter, or a plain member of a body. `example` None: the document has none that fits."""
+    """`example` None: the document has no example that fits."""
 
     name: str
     schema: Mapping[str, Any]
@@ -173,7 +173,6 @@ class ResourceFilter:
 
     @property
     def is_impossible(self) -> bool:
-        """True when no listing can match."""
         return self.kind not in (None, RESOURCE_TYPE) or self.scheme not in (None, SCHEME)
 
     def is_met_by(self, requirements: Sequence[PaymentRequirement]) -> bool:
@@ -189,7 +188,6 @@ class ResourceFilter:
 def resources_json(
     records: Sequence[Mapping[str, Any]], *, limit: int, offset: int, total: int
 ) -> dict[str, Any]:
-    """The response of `GET /x402/discovery/resources`."""
     return {
         "x402Version": 2,
         "items": list(records),
@@ -213,8 +211,6 @@ def search_json(
 
 
 class _CallReader:
-    """Reads one operation of a provider's document, and follows references within the document."""
-
     def __init__(self, openapi: Mapping[str, Any] | None, method: str, path: str) -> None:
         self._content = openapi or {}
         paths = _mapping(self._content.get("paths"))

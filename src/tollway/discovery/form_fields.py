@@ -50,7 +50,7 @@ _FILE_WORDS = "The file in base64, or data:TYPE;name=NAME;base64,DATA to give it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormSchema:
-    """`schema`: of the object with the fields. `fields`: how each of them is written."""
+    """`schema`: of the object with the fields. `fields`: how each field is written."""
 
     schema: SchemaCopy
     fields: tuple[FormField, ...]
@@ -94,8 +94,6 @@ def read_form(
 
 
 class _Fields:
-    """The fields of a schema and of the schemas that it is composed of."""
-
     def __init__(self, document: ProviderDocument) -> None:
         self.raw: dict[str, object] = {}
         self.required: set[str] = set()
@@ -151,7 +149,6 @@ def _read_field(document: ProviderDocument, name: str, raw: object, encoding: Ma
 def _copy_field(
     document: ProviderDocument, copier: SchemaCopier, raw: object, written: FormField
 ) -> SchemaCopy:
-    """The schema of a field as an argument."""
     if not written.is_file:
         return copier.copy(raw)
     schema = document.resolve(raw) or {}
@@ -177,12 +174,11 @@ def is_file_schema(document: ProviderDocument, raw: object) -> bool:
 
 
 def is_type_list(raw: object) -> bool:
-    """Whether a value is a list of media types and ranges, as `encoding` has it."""
+    """`encoding` has such lists of media types and ranges."""
     return isinstance(raw, str) and _TYPE_LIST.fullmatch(raw) is not None
 
 
 def is_text_type(media_type: str) -> bool:
-    """Whether the content of a media type is text."""
     bare = bare_type(media_type)
     return bare.startswith("text/") or is_json(bare) or bare.endswith(_TEXT_ENDINGS)
 

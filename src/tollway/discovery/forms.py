@@ -79,7 +79,7 @@ class FormPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileValue:
-    """A file of an argument. `name` and `media_type` are empty where the argument does not give them."""
+    """`name` and `media_type` are empty where the argument does not give them."""
 
     content: bytes
     name: str = ""
@@ -87,7 +87,6 @@ class FileValue:
 
 
 def bare_type(media_type: str) -> str:
-    """A media type in lower case without its parameters."""
     return media_type.partition(";")[0].strip().lower()
 
 
@@ -139,7 +138,6 @@ def write_form(
 
 
 def write_multipart(parts: Sequence[FormPart]) -> tuple[str, bytes]:
-    """The `Content-Type` with its boundary, and the bytes."""
     between = [
         b"\r\n" + _write_head(part) + part.content + b"\r\n--" for part in parts
     ]  # what stands between two boundaries
@@ -289,7 +287,6 @@ def _escape(text: str) -> str:
 
 
 def _encode(text: str | bytes) -> str:
-    """The percent-encoding of `application/x-www-form-urlencoded` (WHATWG URL §5.2)."""
     return quote_plus(text, safe="*").replace("~", "%7E")
 
 

@@ -66,7 +66,6 @@ def describe_listing(
 
 
 def _pricing(view: ListingView) -> dict[str, Any]:
-    """The pricing of the listing's details, with the options of every other price of an operation."""
     _, *others = list_prices(view.listing, view.operations)
     pricing = dict(view.details["pricing"])
     if others:
@@ -77,7 +76,7 @@ def _pricing(view: ListingView) -> dict[str, Any]:
 
 
 def _operations(view: ListingView) -> dict[str, Any]:
-    """The operations, with schemas up to `SCHEMAS_BYTES_MAX` in order; later schemas are null and counted."""
+    """Schemas up to `SCHEMAS_BYTES_MAX` in order; later schemas are null and counted."""
     listed: list[dict[str, Any]] = []
     left, left_out = SCHEMAS_BYTES_MAX, 0
     for operation in view.operations:
@@ -121,7 +120,7 @@ _NOT_IN_CODE = re.compile(r"[`\s]")
 
 
 def write_listing_text(view: ListingView) -> str:
-    """The text; it ends with a line break."""
+    """The text ends with a line break."""
     tail = _tail(view)
     for words_max in _WORDS_STEPS:
         head = _head(view, words_max)
@@ -206,5 +205,4 @@ def _tail(view: ListingView) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Escapes one line of plain text for Markdown."""
     return _MARKUP.sub(lambda match: "\\" + match[0], " ".join(text.split()))

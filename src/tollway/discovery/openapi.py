@@ -90,8 +90,7 @@ _EMAIL = re.compile(r"[A-Za-z0-9._+-]{1,64}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+){1,8
 def build_openapi(
     listing: Listing, *, gateway_url: str, options_at: OptionsAt, has_mpp: bool = False
 ) -> dict[str, Any]:
-    """The document. `gateway_url`: of the listing, without a final slash. `options_at`: every way to pay a price now, as in a 402. `has_mpp`: whether
-    a 402 offers MPP."""
+    """`gateway_url`: of the listing, without a final slash. `options_at`: every way to pay a price now. `has_mpp`: whether a 402 offers MPP."""
     return _OpenApiWriter(listing, gateway_url=gateway_url, options_at=options_at, has_mpp=has_mpp).write()
 
 

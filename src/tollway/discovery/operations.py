@@ -79,7 +79,7 @@ class ApiOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcedOperation:
-    """An operation, and its description in the provider's document; None without one."""
+    """`source`: its description in the provider's document; None without one."""
 
     operation: ApiOperation
     source: DocumentOperation | None
@@ -95,7 +95,6 @@ def list_operations(listing: Listing) -> tuple[ApiOperation, ...]:
 
 
 def list_sourced_operations(listing: Listing, document: ProviderDocument) -> tuple[SourcedOperation, ...]:
-    """The operations with their sources. `document`: of the listing."""
     reader = _OperationReader(listing, document)
     found = _name_all([*reader.documented(), *reader.priced()])
     if not found or (not document.operations and listing.other_paths == "serve"):
@@ -256,8 +255,6 @@ class _RequestBody:
 
 
 class _InputSchema:
-    """Collects the arguments of one operation and the schema of the object that has them."""
-
     def __init__(self) -> None:
         self.arguments: list[Argument] = []
         self._parts: dict[str, SchemaCopy] = {}
@@ -283,7 +280,6 @@ class _InputSchema:
         self._put(Argument(name=name, place="body", parameter="", is_required=is_required), copied)
 
     def bundle(self, bundler: SchemaBundler) -> dict[str, Any]:
-        """The schema of the object with all arguments."""
         whole = SchemaCopy(
             schema={"type": "object", "properties": {}, "additionalProperties": False}, weight=64
         )
@@ -325,8 +321,7 @@ def _path_key(path: str) -> str:
 
 
 def _make_price_trees(listing: Listing) -> dict[str, PathTree[Price]]:
-    """What a call of a template costs, by verb; where a part of its calls has a price of its own, that part is an operation
-    too."""
+    """The trees are by verb. A part of a template's calls with a price of its own is an operation too."""
     trees: dict[str, PathTree[Price]] = {}
     for operation in listing.operations:
         tree = trees.setdefault(priced_verb(operation.method), PathTree())

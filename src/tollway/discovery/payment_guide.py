@@ -25,7 +25,7 @@ _AUTHORIZATION = (
 
 
 def describe_payment(public_url: str, limits: Limits) -> dict[str, Any]:
-    """The guide. `public_url` without a final slash."""
+    """`public_url` without a final slash."""
     return {
         "what": "How to pay for the APIs of this gateway, for programs. In a form {name} is that member of the chosen option or of the "
         "agent document ({id}, {origin}), or the result of a step.",

@@ -82,7 +82,7 @@ def _make_documented(operation: ApiOperation, arguments: Mapping[str, Any]) -> T
 
 
 def _make_undocumented(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolRequest:
-    """The request of an undocumented operation: the caller gives method, path, query and body."""
+    """The caller gives method, path, query and body."""
     rest = arguments.get("path") or ""
     path, _, query = ("/" + rest if rest and not rest.startswith("/") else rest).partition("?")
     spread = Argument(
@@ -160,7 +160,6 @@ def _header_text(name: str, value: Any) -> str:
 
 
 def _write_body(operation: ApiOperation, name: str, content: Any) -> tuple[str, bytes]:
-    """The `Content-Type` and the bytes of a body."""
     media_type = operation.body_type or _JSON_TYPE
     if is_form(media_type) and isinstance(content, Mapping):
         return write_form(name, media_type, operation.form_fields, content)
@@ -301,7 +300,6 @@ def _object(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> A
 
 
 def _documented_value(schema: Mapping[str, Any]) -> Any:
-    """A short value from the document."""
     for word in ("examples", "enum"):
         several = schema.get(word)
         if isinstance(several, list) and several and _is_small(several[0], VALUE_BYTES_MAX):

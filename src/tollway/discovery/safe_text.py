@@ -44,12 +44,10 @@ def clean_prose(text: object, most: int) -> str:
 
 
 def clean_tags(tags: Sequence[str]) -> list[str]:
-    """The cleaned tags of a listing, without empty ones."""
     return [word for word in (clean_line(tag, TAG_LENGTH_MAX) for tag in tags) if word]
 
 
 def clean_link(url: object) -> str | None:
-    """The http(s) URL unchanged, or None."""
     if not isinstance(url, str) or len(url) > LINK_LENGTH_MAX or not url.isascii():
         return None
     return url if _WEB.fullmatch(url) else None

@@ -91,7 +91,6 @@ class SchemaCopier:
         self._steps: dict[str, int] = {}  # of validating one value with a definition
 
     def copy(self, raw: object) -> SchemaCopy:
-        """A copy of a schema of the document."""
         return self._copy(raw, 0)
 
     def define(self, refs: Iterable[str], *, weight_max: int) -> dict[str, Any]:
@@ -399,7 +398,7 @@ _WEIGHT_STEP = 1_024  # rounds sizes, so that schemas of about the same length s
 
 
 class SchemaBundler:
-    """Bundles the schemas of one copier with their definitions. `weight_max`: about the characters of one bundle."""
+    """`weight_max`: about the characters of one bundle."""
 
     def __init__(
         self, copier: SchemaCopier, *, weight_max: int, definitions_max: int = DEFINITIONS_MAX
@@ -410,7 +409,7 @@ class SchemaBundler:
         self._made: dict[tuple[frozenset[str], int], dict[str, Any]] = {}
 
     def bundle(self, copied: SchemaCopy) -> dict[str, Any]:
-        """The schema with its definitions; an open schema when it is too long by itself."""
+        """An open schema when the schema is too long by itself."""
         if copied.weight > self._weight_max:
             return {}
         if not copied.refs:

@@ -34,7 +34,7 @@ class CatalogPage:
 
     @property
     def is_nested(self) -> bool:
-        """Whether the document links to pages instead of listings."""
+        """A nested document links to pages instead of listings."""
         return self.number == 0 and self.total > CATALOG_PAGE_SIZE
 
     @property
@@ -94,7 +94,7 @@ def _listing_line(public_url: str, listing: Listing) -> str:
 
 
 def describe_catalog(public_url: str, page: CatalogPage) -> dict[str, Any]:
-    """Describes `/.well-known/api-catalog` as a linkset (RFC 9264). It contains only URLs of the gateway."""
+    """A linkset (RFC 9264) for `/.well-known/api-catalog`. It contains only URLs of the gateway."""
     own = f"{public_url}/.well-known/api-catalog"
     anchor = f"{own}?page={page.number}" if page.number else own
     if page.is_nested:
@@ -133,7 +133,7 @@ def _listing_links(public_url: str, listing_id: str) -> dict[str, Any]:
 
 
 def write_robots(public_url: str) -> str:
-    """Writes `robots.txt`: crawlers may read everything except paid calls and records of wallets."""
+    """Crawlers may read everything except paid calls and records of wallets."""
     closed = (
         "/api/v2/gateway/",
         "/api/v2/auth/",
@@ -149,7 +149,7 @@ def write_robots(public_url: str) -> str:
 
 
 def write_security_text(public_url: str, contact: str, *, expires: str) -> str:
-    """Writes `security.txt` (RFC 9116). `contact`: a URI. `expires`: RFC 3339."""
+    """The format is RFC 9116. `contact`: a URI. `expires`: RFC 3339."""
     return (
         f"Contact: {contact}\nExpires: {expires}\nCanonical: {public_url}/.well-known/security.txt\n"
         "Preferred-Languages: en\n"

@@ -68,7 +68,7 @@ def name_tools(operations: Sequence[NamedOperation]) -> list[str]:
 
 
 def title_of(tool: str) -> str:
-    """The title of a tool: its name as words, without text of the provider beyond it."""
+    """The name as words, without other text of the provider."""
     return tool.replace("_", " ").capitalize()
 
 

@@ -59,7 +59,7 @@ _SHOWN_LENGTH_MAX, _DESCRIPTION_MAX = 1024, 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpResponse:
-    """The response of a call, with header names in lower case. `is_whole` False: it is larger than a tool returns, or it is incomplete."""
+    """The names of headers are in lower case. `is_whole` False: the response is larger than a tool returns, or incomplete."""
 
     status: int
     headers: Mapping[str, str]
@@ -179,7 +179,6 @@ def _unpaid_result(
 
 
 def _payment_required(call: ToolCall, problem: Mapping[str, Any], response: HttpResponse) -> dict[str, Any]:
-    """`PaymentRequired` of x402 (v2) for the tool."""
     required = _decode(response.headers.get("payment-required")) or {"x402Version": 2, "accepts": []}
     resource = required.get("resource")
     described = dict(resource) if isinstance(resource, Mapping) else {}
@@ -327,7 +326,6 @@ def _decode(value: str | None) -> dict[str, Any] | None:
 
 
 def problem_result(rendered: bytes) -> ToolResult:
-    """A problem in the bytes of `render_problem`."""
     return ToolResult(content=_read_object(rendered), is_error=True)
 
 

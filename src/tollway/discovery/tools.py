@@ -249,13 +249,12 @@ def qualified_name(listing_id: ListingId, operation: ApiOperation) -> str:
 
 
 def split_name(name: str) -> tuple[ListingId, str] | None:
-    """The parts of `<apiId>.<tool>`; None for another text."""
+    """Returns None for another text than `<apiId>.<tool>`."""
     listing_id, dot, tool = name.partition(".")
     return (ListingId(listing_id), tool) if dot and listing_id and tool else None
 
 
 def api_tool(listing: Listing, operation: ApiOperation) -> ToolDefinition:
-    """The tool of an operation."""
     arguments = input_schema_of(operation)
     own = arguments.get("properties", {})
     controls = {} if operation.price.is_free else name_controls(own)
@@ -273,7 +272,6 @@ def api_tool(listing: Listing, operation: ApiOperation) -> ToolDefinition:
 
 
 def input_schema_of(operation: ApiOperation) -> dict[str, Any]:
-    """The schema of the arguments of an operation, without the controls."""
     schema = {name: _without_header_hints(value) for name, value in operation.input_schema.items()}
     return {**schema, "type": "object"}
 
@@ -324,6 +322,6 @@ def read_cursor(cursor: str | None) -> int | None:
 
 
 def take_page(operations: Sequence[ApiOperation], start: int) -> tuple[Sequence[ApiOperation], str | None]:
-    """One page, and the cursor of the next page; None on the last page."""
+    """The cursor is None on the last page."""
     end = start + TOOLS_PER_PAGE
     return operations[start:end], f"from-{end}" if end < len(operations) else None

@@ -40,13 +40,13 @@ class AdminSession:
 
 
 class AdminSessionStore(Protocol):
-    """A store of codes and sessions. Every method is atomic and raises `StorageUnavailable`. Safe to use from many tasks and gateways at once."""
+    """A store of codes and sessions. Every method is atomic."""
 
     async def put_code(self, code_hash: bytes, *, actor: str, expires_ms: int) -> None: ...
 
     async def spend_code(self, code_hash: bytes, *, token_hash: bytes, now_ms: int, expires_ms: int) -> bool:
-        """Deletes the code and opens a session of its actor, in one transaction. False for an unknown, spent or expired code; of concurrent calls one gets
-        True. Deletes what has expired."""
+        """Deletes the code and opens a session of its actor, in one transaction. False for an unknown, spent or expired code. Deletes what has
+        expired."""
         ...
 
     async def put_admin_session(self, session: AdminSession) -> None:
@@ -72,7 +72,7 @@ async def create_code(
 
 
 class AdminSignIn:
-    """The sign-in of operators at one gateway. Safe to use from many tasks at once. `operators`: the wallets that may sign in."""
+    """The sign-in of operators at one gateway. `operators`: the wallets that may sign in."""
 
     def __init__(
         self,

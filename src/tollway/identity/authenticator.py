@@ -33,8 +33,8 @@ _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A proven wallet. With several proofs, `method` and `chain_id` are those of the strongest one: a signed request covers
-    the whole request, a session covers nothing."""
+    """With several proofs, `method` and `chain_id` are those of the strongest proof: a signed request covers the whole request, a session covers
+    nothing."""
 
     address: Address
     method: ProofMethod
@@ -42,8 +42,6 @@ class Identity:
 
 
 class Authenticator:
-    """The authenticator of one gateway. Safe to use from many tasks at once."""
-
     def __init__(
         self,
         store: SessionStore,
@@ -69,11 +67,8 @@ class Authenticator:
         )
 
     async def authenticate(self, request: SignedRequest) -> Identity:
-        """The wallet of a control-plane request.
-
-        Raises `Refusal` (a 401 code; `invalid_request` for a repeated header; `rate_limited` for too many
-        chain look-ups or signed requests), `ChainUnavailable` where only a chain can decide, and `StorageUnavailable`.
-        """
+        """Raises `Refusal` (a 401 code; `invalid_request` for a repeated header; `rate_limited` for too many chain look-ups or signed requests),
+        `ChainUnavailable` where only a chain can decide, and `StorageUnavailable`."""
         return await self._authenticate(request, token=read_bearer(request))
 
     async def authenticate_call(self, request: SignedRequest) -> Identity:
@@ -96,8 +91,7 @@ class Authenticator:
         return identity
 
     async def verify_head(self, request: SignedRequest) -> None:
-        """Verifies the proofs of a control-plane request whose body is not read yet. Spends no nonce, so `authenticate` must follow. Raises as
-        `authenticate` does."""
+        """The body is not read yet. Spends no nonce, so `authenticate` must follow. Raises as `authenticate` does."""
         await self._verify(request, token=read_bearer(request), now_ms=self._now_ms())
 
     async def _verify(
@@ -219,7 +213,6 @@ def _find_common_identity(
 
 
 def read_bearer(request: SignedRequest) -> str | None:
-    """The token of `Authorization: Bearer`; None for another scheme."""
     header = _find_single_header(request, "authorization")
     if header is None:
         return None

@@ -46,13 +46,12 @@ def describe_signers(*, authority: str, signers: Sequence[Address]) -> dict[str,
 
 
 def key_id(authority: str) -> str:
-    """The id of the key in use, as offers and receipts name it (`kid`)."""
     return f"{_DID_WEB}{quote(authority, safe='')}#{_FRAGMENT}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSigners:
-    """The content of a DID document: the authority of its gateway (host and port), and the addresses of its keys."""
+    """`authority`: host and port of the gateway."""
 
     authority: str
     addresses: frozenset[Address]

@@ -155,7 +155,6 @@ def signature_headers(
 
 
 def required_components(request: SignedRequest) -> tuple[str, ...]:
-    """The components that a signature of this request must cover."""
     query = ("@query",) if request.query else ()
     digest = ("content-digest",) if request.body else ()
     return (*REQUIRED, *query, *digest)

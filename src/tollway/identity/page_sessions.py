@@ -36,7 +36,7 @@ class PageSession:
 
 
 class PageSessionStore(Protocol):
-    """A store of page sessions. Every method is atomic and raises `StorageUnavailable`. Safe to use from many tasks and gateways at once."""
+    """A store of page sessions. Every method is atomic."""
 
     async def put_page_session(self, session: PageSession) -> None: ...
 
@@ -49,7 +49,7 @@ class PageSessionStore(Protocol):
         ...
 
     async def delete_page_session(self, token_hash: bytes) -> None:
-        """Closes a session. Does nothing for an unknown session."""
+        """Does nothing for an unknown session."""
         ...
 
 
@@ -63,7 +63,7 @@ class NewPageSession:
 
 
 class PageSignIn:
-    """The sign-in to the pages of one gateway. Safe to use from many tasks at once. `entropy(n)` returns n random bytes that are fit for secrets."""
+    """The sign-in to the pages of one gateway. `entropy(n)` returns n random bytes that are fit for secrets."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class PageSignIn:
         return session
 
     async def close_session(self, token: str) -> None:
-        """Closes the session of a token. Does nothing for an unknown one."""
+        """Does nothing for an unknown session."""
         token_hash = hash_token(token)
         if token_hash is not None:
             await self._store.delete_page_session(token_hash)

@@ -32,8 +32,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInNonce:
-    """A nonce that a gateway issued. `uri`: the only URI whose messages may use the nonce; None: a message that opens a session or signs a read
-    may use it."""
+    """`uri`: the only URI whose messages may use the nonce; None: a message that opens a session or signs a read may use it."""
 
     nonce: str
     uri: str | None
@@ -52,12 +51,9 @@ class Session:
 
 
 class SessionStore(Protocol):
-    """A store of nonces and sessions. Every method is atomic and raises `StorageUnavailable`. Safe to use from many tasks and gateways
-    at once."""
+    """A store of nonces and sessions. Every method is atomic."""
 
-    async def issue_nonce(self, nonce: SignInNonce) -> None:
-        """Stores a nonce until it is taken or expires."""
-        ...
+    async def issue_nonce(self, nonce: SignInNonce) -> None: ...
 
     async def take_nonce(self, nonce: str, *, now_ms: int) -> SignInNonce | None:
         """Removes a nonce and returns it. None for a nonce that is unknown, expired or already taken. Durable when it returns."""
@@ -66,11 +62,11 @@ class SessionStore(Protocol):
     async def put_session(self, session: Session) -> None: ...
 
     async def find_session(self, token_hash: bytes, *, now_ms: int) -> Session | None:
-        """The session; None when it is unknown, closed or expired."""
+        """Returns None for an unknown, closed or expired session."""
         ...
 
     async def delete_session(self, token_hash: bytes) -> None:
-        """Closes a session. Does nothing for an unknown session."""
+        """Does nothing for an unknown session."""
         ...
 
     async def remember_signature_nonce(self, keyid: str, nonce: str, *, expires_ms: int) -> bool:
@@ -78,7 +74,7 @@ class SessionStore(Protocol):
         ...
 
     async def prune(self, *, now_ms: int) -> int:
-        """Deletes expired rows; returns their number."""
+        """Returns the number of deleted rows."""
         ...
 
 
@@ -93,7 +89,7 @@ def hash_token(token: str) -> bytes | None:
 
 
 def read_message(text: str) -> SignInMessage:
-    """The message of a text that a wallet signed. Raises Refusal (`invalid_signature`)."""
+    """Raises `Refusal` (`invalid_signature`)."""
     try:
         return parse_sign_in(text)
     except ValueError as exc:
@@ -145,7 +141,7 @@ class NewSession:
 
 
 class SignIn:
-    """The sign-in of one gateway. Safe to use from many tasks at once. `entropy(n)` returns n random bytes that are fit for secrets."""
+    """The sign-in of one gateway. `entropy(n)` returns n random bytes that are fit for secrets."""
 
     def __init__(
         self,
@@ -247,7 +243,7 @@ class SignIn:
         await self._store.delete_session(token_hash)
 
     async def find_session(self, token: str) -> Session:
-        """The session of a token. Raises Refusal (`session_expired`) for an unknown, closed or expired one."""
+        """Raises Refusal (`session_expired`) for an unknown, closed or expired session."""
         token_hash = hash_token(token)
         if token_hash is not None:
             session = await self._store.find_session(token_hash, now_ms=self._now_ms())

@@ -157,8 +157,7 @@ def _domain_separator(chain_id: ChainId) -> bytes:
 class SignatureVerifier:
     """Verifies that an address signed a digest, by its key, by its contract, or as an account delegated by EIP-7702.
 
-    A valid signature of the key or of the contract is enough. The key is checked first, because it needs no look-up; an EOA
-    needs no chain. Safe to use from many tasks at once.
+    A valid signature of the key or of the contract is enough. The key is checked first, because it needs no look-up; an EOA needs no chain.
     """
 
     def __init__(self, chains: ChainReader, *, limits: "Limits") -> None:
@@ -192,8 +191,7 @@ class SignatureVerifier:
     async def is_signed_for_authentication(
         self, address: Address, digest: bytes, signature: bytes, chain_ids: Sequence[ChainId]
     ) -> bool:
-        """Verifies a signature for authentication: as `is_signed_by`, and a signature wrapped by ERC-6492 counts too, so that the wallet need
-        not be deployed yet."""
+        """As `is_signed_by`, and a signature wrapped by ERC-6492 counts too, so that the wallet need not be deployed yet."""
         if not signature.endswith(_WRAPPED):
             return await self.is_signed_by(address, digest, signature, chain_ids)
         if len(signature) > self._limits.erc1271_bytes_max:
@@ -260,7 +258,7 @@ _PURPOSE = b"tollway offers and receipts"
 
 
 class ReceiptSigner:
-    """Signs offers and receipts. Safe to use from many tasks at once. `address` is published."""
+    """Signs offers and receipts. `address` is published."""
 
     __slots__ = ("_key", "address")
 

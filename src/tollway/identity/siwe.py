@@ -28,8 +28,7 @@ _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|\[[0-9a-f:.]+\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicOrigin:
-    """The origin of the public URL. `authority`: lower case, without the default port of the scheme. It is `@authority` of RFC 9421 and
-    `domain` of EIP-4361."""
+    """`authority`: lower case, without the default port of the scheme. It is `@authority` of RFC 9421 and `domain` of EIP-4361."""
 
     scheme: str
     authority: str
@@ -122,8 +121,6 @@ class SignInMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInProof:
-    """A message with its signature, not yet verified."""
-
     message: SignInMessage
     signature: bytes = field(repr=False)
 

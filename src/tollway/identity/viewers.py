@@ -29,7 +29,7 @@ class Viewer:
 
 
 class ViewerStore(Protocol):
-    """The stored permissions. A change is durable and counts at every gateway at once. Raises `StorageUnavailable`."""
+    """The stored permissions. A change is durable and counts at every gateway at once."""
 
     async def put(self, viewer: Viewer, *, most: int) -> Viewer | None:
         """Stores a permission, or its new end; `since_ms` and `accepted_ms` of a permission that has not ended stay. None, and nothing is stored, where the wallet has `most`
@@ -38,9 +38,7 @@ class ViewerStore(Protocol):
 
     async def delete(self, wallet: Address, viewer: Address) -> None: ...
 
-    async def find(self, wallet: Address, viewer: Address, *, now_ms: int) -> Viewer | None:
-        """The permission, if it has not ended."""
-        ...
+    async def find(self, wallet: Address, viewer: Address, *, now_ms: int) -> Viewer | None: ...
 
     async def accept(self, wallet: Address, viewer: Address, *, now_ms: int) -> None:
         """Writes the moment of the acceptance, once."""
@@ -82,8 +80,7 @@ class BookAccess:
         self._refusal = NOT_VIEWER if refusal is None else refusal
 
     async def resolve_wallet(self, reader: Address, named: Address | None) -> Address:
-        """The wallet whose books are read: the reader's own, or the named one. Raises Refusal where it has not named the reader. The first read accepts the
-        permission."""
+        """The wallet whose books are read. Raises Refusal where it has not named the reader. The first read accepts the permission."""
         if named is None or named == reader:
             return reader
         now_ms = self._now_ms()
@@ -112,11 +109,9 @@ class BookAccess:
         return stored
 
     async def withdraw(self, wallet: Address, viewer: Address) -> None:
-        """Ends a permission that the wallet gave."""
         await self._viewers.delete(wallet, viewer)
 
     async def decline(self, viewer: Address, wallet: Address) -> None:
-        """Ends a permission that the viewer got."""
         await self._viewers.delete(wallet, viewer)
 
     async def list_viewers(self, wallet: Address) -> tuple[Viewer, ...]:

@@ -106,8 +106,6 @@ def rail_of(dialect: Dialect) -> Rail:
 
 
 class PendingAuthorizations:
-    """The authorisations of the wallets of a batch, updated while the batch is decided."""
-
     def __init__(self, known: Iterable[KnownAuthorization]) -> None:
         self._wallets: dict[PayerAccount, dict[AuthorizationKey, KnownAuthorization]] = {}
         for one in known:
@@ -131,7 +129,6 @@ class PendingAuthorizations:
         return sum(one.price_units for one in known if one.counts_against(cover, now_s=now_s))
 
     def running_units(self, wallet: PayerAccount, *, now_s: int) -> int:
-        """The units of the authorisations that may still be settled."""
         known = self._wallets.get(wallet, {}).values()
         return sum(one.price_units for one in known if one.may_move(now_s=now_s))
 
@@ -171,8 +168,6 @@ class NonceKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The outcome of one claim. `parts` is empty unless it is granted."""
-
     claim: Claim
     outcome: ClaimOutcome
     parts: Parts
@@ -246,7 +241,6 @@ def find_short_accounts(claims: Sequence[Claim], payments: Mapping[int, Payment]
 def find_limited_accounts(
     claims: Iterable[Claim], unfinal_max_nano: Mapping[str, int]
 ) -> frozenset[PayerAccount]:
-    """The payer accounts of these claims whose unfinal value has a maximum."""
     return frozenset(
         PayerAccount(claim.chain_id, claim.asset, claim.payer)
         for claim in claims
@@ -266,7 +260,6 @@ def credit_account_of(payment: Payment) -> CreditAccount:
 
 
 def find_account(claim: Claim) -> CreditAccount:
-    """The credit account of a paid claim, by payment or by authorisation."""
     assert claim.chain_id is not None
     assert claim.asset is not None
     assert claim.payer is not None
@@ -360,7 +353,7 @@ PAYMENT_GUARDS: Mapping[str, Callable[[PlainCase, Payment], bool]] = MappingProx
 
 
 def is_claim_alone_plain(claim: Claim, limited: Collection[str]) -> bool:
-    """Whether every guard of `CLAIM_GUARDS` holds. A free call needs no other guard."""
+    """A free call needs no other guard."""
     return all(holds(claim, limited) for holds in CLAIM_GUARDS.values())
 
 
@@ -390,7 +383,6 @@ TEXT_LENGTH_MAX = {
 }
 """The maximum of characters per text member of a claim, equal to the columns of `call`. None: no maximum."""
 _INTEGER_MAX = 2**31 - 1
-"""The maximum of a 32-bit column."""
 
 
 def _check_texts(claim: Claim) -> None:
@@ -415,14 +407,12 @@ def _check_integers(claim: Claim) -> None:
 
 
 def check_units(units: int) -> None:
-    """Raises ValueError for an amount outside the range of a balance."""
+    """Raises ValueError outside the range of a balance."""
     if not 0 <= units <= UNITS_MAX:
         raise ValueError("an amount of ledger units lies between 0 and 2^63 - 1")
 
 
 class _PaymentBalance:
-    """The balance of a payment while its batch is decided."""
-
     __slots__ = ("calls", "is_plain_ended", "payment", "taken_units")
 
     def __init__(self, payment: Payment) -> None:
@@ -441,8 +431,6 @@ class _PaymentBalance:
 
 
 class _BatchDecision:
-    """The state of one batch while its claims are decided in order."""
-
     def __init__(
         self,
         payments: Iterable[Payment],
@@ -470,8 +458,7 @@ class _BatchDecision:
         ] = {}  # filled when the first claim needs siblings
 
     def decide(self, claim: Claim) -> Decision:
-        """Decides one claim. A repeat gets the earlier call and pays nothing. While an earlier call without a key is running, the same
-        request is a new call."""
+        """A repeat gets the earlier call and pays nothing. While an earlier call without a key is running, the same request is a new call."""
         name = key_name(claim)
         earlier = None if name is None else self._keys.get(name)
         if earlier is not None:
@@ -584,7 +571,6 @@ class _BatchDecision:
         )
 
     def _list_account(self, account: CreditAccount) -> list[_PaymentBalance]:
-        """The payments of a credit account, the oldest first."""
         if not self._accounts:
             in_turn = sorted(
                 self._balances.values(), key=lambda one: (one.payment.block_number, one.payment.id)
@@ -641,7 +627,6 @@ class _BatchDecision:
 
 
 def _keyed_call(claim: Claim, now_ms: int) -> KeyedCall:
-    """The claim in the form that the ledger will return for its key."""
     return KeyedCall(
         call_id=claim.call_id,
         listing_id=claim.listing_id,

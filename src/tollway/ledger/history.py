@@ -87,7 +87,7 @@ class LastPayment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedPayment:
-    """A payment in a list of a wallet. `is_restored`: held because the database was restored. `has_unknown_call`: a call without an outcome holds units of it."""
+    """`is_restored`: held because the database was restored. `has_unknown_call`: a call without an outcome holds units of it."""
 
     payment: Payment
     recorded_ms: int
@@ -104,20 +104,16 @@ class JoinedCredit:
 
 
 class CallHistory(Protocol):
-    """The read port. Raises `StorageUnavailable`."""
-
     async def history(self, query: HistoryQuery) -> HistoryPage:
         """Reads one page. `total` is exact without filters, and up to 10,000 with them."""
         ...
 
     async def find_call(self, call_id: CallId) -> CallRecord | None: ...
 
-    async def read_calls(self, query: HistoryQuery) -> tuple[CallRecord, ...]:
-        """The calls of a page without its total."""
-        ...
+    async def read_calls(self, query: HistoryQuery) -> tuple[CallRecord, ...]: ...
 
     async def find_last_call(self, query: HistoryQuery) -> CallRecord | None:
-        """The last call of a page that has a page after it; None for the last page. Reads index entries up to it."""
+        """Returns None for the last page. Reads index entries up to that call."""
         ...
 
     async def find_newer_place(self, query: HistoryQuery) -> CallId | None:
@@ -127,7 +123,7 @@ class CallHistory(Protocol):
     async def read_payments(self, query: PaymentQuery) -> tuple[ListedPayment, ...]: ...
 
     async def find_last_payment(self, query: PaymentQuery) -> LastPayment | None:
-        """The last payment of a page that has a page after it; None for the last page."""
+        """Returns None for the last page."""
         ...
 
     async def find_newer_payment_place(self, query: PaymentQuery) -> PaymentPlace | None:

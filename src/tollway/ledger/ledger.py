@@ -51,18 +51,17 @@ class NonceUnavailable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeRecord:
-    """The record of a contract code: how many transactions were signed for payers with that code (contract wallets, delegated accounts),
-    and how many of them reverted."""
+    """How many transactions were signed for payers with that code (contract wallets, delegated accounts), and how many of them reverted."""
 
     signed: int
     reverted: int
 
 
 class GasLedger(Protocol):
-    """The nonces and transactions of gas keys. Safe to use from many tasks and gateways at once. Raises `StorageUnavailable`."""
+    """The nonces and transactions of gas keys."""
 
     async def next_nonce(self, chain_id: ChainId, sender: Address) -> int:
-        """The nonce of the next transaction of the sequence; 0 for an unused sequence."""
+        """0 for an unused sequence."""
         ...
 
     async def raise_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
@@ -90,12 +89,10 @@ class GasLedger(Protocol):
     async def open_attempts(
         self, chain_id: ChainId, sender: Address, *, limit: int
     ) -> tuple[SettlementAttempt, ...]:
-        """The attempts whose nonce is not known to be mined, by nonce, and of one nonce oldest first."""
+        """The order is by nonce, and the oldest attempt of a nonce comes first."""
         ...
 
-    async def mark_mined(self, chain_id: ChainId, sender: Address, *, below: int) -> None:
-        """Closes the attempts of all nonces under `below`, which are mined."""
-        ...
+    async def mark_mined(self, chain_id: ChainId, sender: Address, *, below: int) -> None: ...
 
     async def reopen(self, chain_id: ChainId, sender: Address, *, since_nonce: int, since_ms: int) -> None:
         """Reopens the attempts from `since_nonce` on that were made since `since_ms`: their nonces are not known to be mined any more."""
@@ -128,8 +125,7 @@ class GasLedger(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinalBlock:
-    """A block with payments that are not final. `is_agreed`: the receipts of all of them were read again since they were recorded
-    (`mark_checked`); not compared by equality."""
+    """`is_agreed`: the receipts of all its payments were read again since they were recorded (`mark_checked`); not compared by equality."""
 
     chain_id: ChainId
     number: int
@@ -138,7 +134,7 @@ class UnfinalBlock:
 
 
 class Finality(Protocol):
-    """The finality of payments, and the changes by a reorganisation. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`."""
+    """The finality of payments, and the changes by a reorganisation."""
 
     async def unfinal_blocks(
         self, chain_id: ChainId, *, after: UnfinalBlock | None, limit: int
@@ -169,8 +165,7 @@ class Finality(Protocol):
     async def mark_checked(
         self, payment_ids: Sequence[int], *, block_number: int, block_hash: bytes, now_ms: int
     ) -> None:
-        """Records that the receipts of these payments were read again and confirm that block. Changes only `unfinal` payments. Written,
-        not flushed."""
+        """The receipts of these payments were read again and confirm that block. Changes only `unfinal` payments. Written, not flushed."""
         ...
 
     async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
@@ -197,9 +192,7 @@ class Finality(Protocol):
         """Frees disputed payments about which nodes agree again; none while balances are held after a restore. Returns their number."""
         ...
 
-    async def authorizations_in(self, payment_id: int, *, limit: int) -> tuple[AuthorizedCall, ...]:
-        """The recorded calls whose authorisations made that payment."""
-        ...
+    async def authorizations_in(self, payment_id: int, *, limit: int) -> tuple[AuthorizedCall, ...]: ...
 
     async def move_transfer(
         self, call_id: CallId, *, before: TxHash, transfer: SettledTransfer, now_ms: int
@@ -335,8 +328,7 @@ class AuthorizationTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCovered:
-    """A refused claim: the payer's balance does not cover this authorisation and its pending ones. Nothing changed. `held_units`: the units
-    of the pending ones."""
+    """A refused claim: the balance does not cover this authorisation and the pending ones, `held_units`. Nothing changed."""
 
     held_units: int
 
@@ -427,10 +419,8 @@ class AuditReport:
 
 
 class PaymentLedger(Protocol):
-    """The recorded payments. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`."""
-
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
-        """All recorded payments of a transaction, on any chain, by any payer."""
+        """Includes payments on every chain and by every payer."""
         ...
 
     async def find_transaction(self, tx_hash: TxHash) -> RecordedTransaction:
@@ -451,8 +441,7 @@ class PaymentLedger(Protocol):
 
 
 class SettlementLedger(Protocol):
-    """The calls that an authorisation pays, and their settlement. Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Raises
-    `StorageUnavailable`."""
+    """The calls that an authorisation pays, and their settlement."""
 
     def shared_ms(self) -> int:
         """The time of the clock that all gateways of this ledger share, as of the last renewal. Times in the ledger are of that clock."""
@@ -506,15 +495,14 @@ class SettlementLedger(Protocol):
         ...
 
     async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
-        """Excludes a call from `unsettled` until then, because there is nothing to do for it. A time further ahead than
-        `POSTPONED_MS_MAX` is ignored: the clock that set it was set back since."""
+        """Excludes a call from `unsettled` until then, because there is nothing to do for it. A time further ahead than `POSTPONED_MS_MAX` is
+        ignored: since it was written, the clock was set back."""
         ...
 
 
 class Ledger(SettlementLedger, Protocol):
-    """The calls. Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Every method raises `StorageUnavailable`. A
-    claim that raises it has an unknown outcome: nothing was sent, so recovery releases the call once its owner is seen again or found
-    dead."""
+    """The calls. A claim that raises `StorageUnavailable` has an unknown outcome: nothing was sent, so recovery releases the call once its owner is
+    seen again or found dead."""
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         """Takes the price and opens the call in one durable transaction, grouped with other claims.
@@ -532,9 +520,9 @@ class Ledger(SettlementLedger, Protocol):
         ...
 
     async def finish_cut(self, finish: Finish) -> None:
-        """Records the end of a response body that the upstream cut (`is_cut`). Returns when it is durable, so that a repeat at any
-        gateway finds the cut; or after `cut_wait_s`, and it is then written as soon as the store accepts writes, and before this
-        gateway claims, reopens or looks up that call. Raises nothing. A cancelled caller withdraws nothing."""
+        """Records the end of a response body that the upstream cut (`is_cut`). Returns when it is durable, so that a repeat at any gateway finds the
+        cut, or after `cut_wait_s`: then it is written as soon as the store accepts writes. That is before this gateway claims, reopens or looks up
+        that call. Raises nothing. A cancelled caller withdraws nothing."""
         ...
 
     async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
@@ -570,7 +558,7 @@ class Ledger(SettlementLedger, Protocol):
         ...
 
     async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        """The calls that take from a payment, newest first."""
+        """The newest call comes first."""
         ...
 
     async def resolve(self, call_id: CallId, outcome: CallState, *, now_ms: int) -> CallState | None:
@@ -581,28 +569,22 @@ class Ledger(SettlementLedger, Protocol):
 
 
 class Readiness(Protocol):
-    """The record of the times at which a gateway was ready. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`."""
+    """The record of the times at which a gateway was ready."""
 
     async def mark_ready(self, *, now_ms: int) -> None:
         """Records that the gateway is ready now. The age of a payment does not count between records more than a minute apart."""
         ...
 
-    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
-        """The time since `since_ms` during which no gateway was ready."""
-        ...
+    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int: ...
 
 
 class OperatorLedger(Protocol):
-    """The operator's view of the ledger. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`. Each change is recorded as an
-    audit entry of `origin`, in the same transaction."""
+    """The operator's view of the ledger. Each change is recorded as an audit entry of `origin`, in the same transaction."""
 
-    async def audit(self) -> AuditReport:
-        """Checks the balance equation of the whole ledger."""
-        ...
+    async def audit(self) -> AuditReport: ...
 
     async def release_held(self, *, origin: AuditOrigin) -> int:
-        """Releases the balances that a restore has held. A payment about which nodes disagree is held again by a later check. Returns the
-        number of payments."""
+        """A payment about which nodes disagree is held again by a later check. Returns the number of payments."""
         ...
 
     async def admit(self, tx_hash: TxHash, *, origin: AuditOrigin) -> None:
@@ -614,8 +596,7 @@ class OperatorLedger(Protocol):
         ...
 
     async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: AuditOrigin) -> int:
-        """Marks the closed hours and days that begin at these moments, so that the gateway that leads writes them again from their calls. Returns their
-        number."""
+        """The gateway that leads writes the closed hours and days that begin then again from their calls. Returns their number."""
         ...
 
 
@@ -629,8 +610,6 @@ class StoredResponse:
 
 
 class StoredResponses(Protocol):
-    """The stored responses of charged calls. Safe to use from many tasks and gateways at once. Raises `StorageUnavailable`."""
-
     async def keep(
         self, call_id: CallId, answer: StoredResponse, *, payer: Address, provider: Address, now_ms: int
     ) -> bool:
@@ -643,5 +622,5 @@ class StoredResponses(Protocol):
         ...
 
     async def prune(self, *, now_ms: int) -> int:
-        """Deletes expired responses. Returns their number."""
+        """Returns the number of deleted responses."""
         ...

@@ -50,7 +50,6 @@ MOVES: dict[CallState, frozenset[CallState]] = {
     ),
     CallState.REORGED: frozenset({CallState.CONSUMED}),
 }
-"""The allowed next states of each state."""
 
 TAKING = frozenset({CallState.FORWARDING, CallState.SETTLING, CallState.CONSUMED, CallState.UNKNOWN})
 """States in which the price of a call is taken from its payment. A `reorged` call is a debt instead."""
@@ -81,8 +80,6 @@ AUTHORIZED_RAILS = frozenset({Rail.X402, Rail.MPP})
 
 
 class Delivery(StrEnum):
-    """How much of the response reached the caller."""
-
     COMPLETE = "complete"
     PARTIAL = "partial"
 
@@ -123,8 +120,6 @@ class Payment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPayment:
-    """An accepted payment that is not recorded yet."""
-
     chain_id: ChainId
     tx_hash: TxHash
     asset: str
@@ -341,13 +336,10 @@ class AuthorizedCall:
 
 
 Parts = Mapping[int, int]
-"""Payment id -> units that a call holds of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDebits:
-    """The state of a call and its parts."""
-
     state: CallState
     parts: Parts
 
@@ -385,8 +377,6 @@ UNKNOWN_DIGEST = bytes(32)
 
 
 class SettlementEnd(StrEnum):
-    """The ends of `settling`."""
-
     BOUGHT = "bought"  # consumed: the caller has the response, or it is stored, or the provider decided so
     LOST = "lost"  # consumed, but the response reached no caller: the same request may run again once
     CREDIT = "credit"  # released: the transfer is the payer's credit
@@ -402,8 +392,7 @@ def decide_resolution(outcome: CallState, *, is_unpaid: bool) -> CallState:
 
 
 def is_charged_by_provider(state: CallState, upstream_status: int | None) -> bool:
-    """Whether a call is settling because its provider decided that it was served. Every other settlement follows the head of a response, and has
-    its status."""
+    """The call has no upstream status: every other settlement follows the head of a response."""
     return state is CallState.SETTLING and upstream_status is None
 
 

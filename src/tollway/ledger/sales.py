@@ -42,8 +42,8 @@ a transaction that the database rolls back, and the deadlines of its statements:
 HOURS_KEPT_MS = 90 * DAY_MS
 """Hours that are older become days."""
 LAST_LOOK_MS = 25 * HOUR_MS
-"""So long after its end an hour is written once more, when the last hold of its unknown calls has lapsed. It repairs what no mark has
-reported."""
+"""So long after its end an hour is written once more, when the last hold of its unknown calls has lapsed. During a rolling upgrade the older release
+writes no marks; this second write includes its moves."""
 
 
 def floor_to(step_ms: int, ms: int) -> int:
@@ -76,15 +76,11 @@ class SumQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SalesQuery(SumQuery):
-    """What the listings of `wallet` earned."""
-
     listing_id: ListingId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingQuery(SumQuery):
-    """What `wallet` spent."""
-
     group_by: SumGroup = "api"
 
 
@@ -134,8 +130,6 @@ class PeriodSums:
 
 
 class PeriodBooks(Protocol):
-    """The read port. Raises `StorageUnavailable`."""
-
     async def sales(self, query: SalesQuery) -> PeriodSums: ...
 
     async def spending(self, query: SpendingQuery) -> PeriodSums: ...

@@ -100,7 +100,6 @@ class BackgroundTask:
         _log.error("background_task_ended", task=self.name.value, hint="restart this gateway", **fields)
 
     def expect_end(self) -> None:
-        """From now on the task may return."""
         self._is_end_expected = True
 
     async def repeat(self, interval_s: float, job: Job) -> None:

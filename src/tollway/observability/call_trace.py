@@ -182,12 +182,10 @@ class CallTrace:
 
     @property
     def is_kept(self) -> bool:
-        """Whether `finish` hands the trace over."""
         return self._is_kept
 
     @property
     def step(self) -> Span | None:
-        """The current step."""
         return self._step
 
     def set(self, name: str, value: SpanValue | None) -> None:
@@ -213,7 +211,6 @@ class CallTrace:
         return marked.to_bytes(_MARK_BYTES, "big") + entropy[_MARK_BYTES:]
 
     def end(self) -> None:
-        """Ends the current step."""
         if self._step is not None:
             self._step.end_ns = self._now_ns()
             self._step = None
@@ -284,13 +281,14 @@ class CallTrace:
 
 
 class TraceSampler:
-    """Decides at the door which calls are traced. Safe to use from many tasks of one event loop.
+    """Decides at the door which calls are traced. For one event loop.
 
-    The share of calls that are traced is `ratio`. A call from a trusted proxy with a sampled `traceparent` is traced too, in the trace of that
-    proxy. A stranger's context decides nothing: it is a link of a call that is sampled here, so no caller can switch traces on.
+    The share of calls that are traced is `ratio`. A call from a trusted proxy with a sampled `traceparent` is traced too, in the trace of that proxy.
+    A stranger's context decides nothing: it is a link of a call that is sampled here, so no caller can switch traces on.
 
-    Background work is sampled by the ids of its calls: an id is sampled where its entropy, as a fraction, is below the ratio. That holds for every id that a
-    sampled call gets, and for the same share of the others. Gateways of one database agree while their ratios do."""
+    Background work is sampled by the ids of its calls: an id is sampled where its entropy, as a fraction, is below the ratio. That holds for every id
+    that a sampled call gets, and for the same share of the others. Gateways of one database agree while their ratios do.
+    """
 
     def __init__(
         self,
@@ -343,7 +341,6 @@ class TraceSampler:
         )
 
     def _new_id(self, size: int) -> str:
-        """A random id that is not zero."""
         while not any(drawn := self._entropy(size)):
             pass
         return drawn.hex()
@@ -362,7 +359,7 @@ _current: ContextVar[CallTrace | None] = ContextVar("tollway_call_trace", defaul
 
 
 def find_current_trace() -> CallTrace | None:
-    """The trace of the sampled call in whose context this runs."""
+    """Returns None outside of a sampled call."""
     return _current.get()
 
 

@@ -7,7 +7,7 @@ from tollway.ids import Address, ChainId, TxHash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayBuild:
-    """What one gateway process is. `name`: its machine and port. `schema`: the newest tables that its release knows."""
+    """One gateway process. `name`: its machine and port. `schema`: the newest tables that its release knows."""
 
     name: str
     version: str

@@ -80,7 +80,6 @@ class SeriesRow:
         return tuple(label.name for label in self.labels)
 
     def series_max(self, networks: int) -> int:
-        """The most time series of one gateway with that many networks."""
         sets = self.series_given
         if sets is None:
             sets = prod(label.count_values() for label in self.labels)

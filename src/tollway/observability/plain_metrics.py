@@ -95,7 +95,6 @@ class PlainHistograms:
         return found
 
     def items(self) -> Iterator[tuple[LabelValues, PlainHistogram]]:
-        """Each histogram with its label set."""
         yield from list(self._by_labels.items())
 
     def collect(self) -> Metric:
@@ -117,7 +116,6 @@ class PlainGauges:
         self._values[labels] = value
 
     def find(self, *labels: str) -> float | None:
-        """The value that was set last."""
         return self._values.get(labels)
 
     def clear(self) -> None:

@@ -74,8 +74,6 @@ class FetchedDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostedResponse:
-    """The response to a POST: its head, and the first bytes of its body."""
-
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
@@ -102,14 +100,13 @@ class UploadFailed(Exception):
 
 
 def is_streamed(request: UpstreamRequest) -> bool:
-    """Whether the body is sent in pieces. A large body in memory is too: in one piece its copy would stay in memory while the upstream
-    does not read."""
+    """A large body in memory is sent in pieces too: in one piece its copy would stay in memory while the upstream does not read."""
     body = request.body
     return bool(body) and (not isinstance(body, bytes) or len(body) > SLICE_BYTES)
 
 
 def format_first_bytes(request: UpstreamRequest, added: bytes = b"") -> bytes:
-    """The head, with the fields of the request and `added`, and after it the body unless that is streamed."""
+    """The head with `added`, and after it the body unless that is streamed."""
     body = request.body
     line = f"{request.method} {request.target} HTTP/1.1\r\nHost: {format_host(request.endpoint)}\r\n".encode()
     if not body:
@@ -357,8 +354,7 @@ class UpstreamExchange:
         return chunk
 
     def take_whole(self) -> bytes | None:
-        """The whole body, where its last byte has arrived; the connection is free then. None: the body is not complete, and nothing
-        of it is read."""
+        """Once it is returned, the connection is free. None: the body is not complete, and nothing of it is read."""
         connection = self._connection
         if connection is None or not connection.is_whole:
             return None
@@ -385,10 +381,10 @@ CLAIM_TOO_OLD = Problem(
 
 
 class HttpClient:
-    """Sends requests to providers. One per process; any number of tasks may use it at once.
+    """Sends requests to providers.
 
-    `own_origins` (`scheme://host[:port]`), `own_addresses` (on any port) and `own_listeners` ((ip, port); an
-    unspecified ip means every local address) are the gateway itself and are refused.
+    `own_origins` (`scheme://host[:port]`), `own_addresses` (on any port) and `own_listeners` ((ip, port); an unspecified ip means every local
+    address) are the gateway itself and are refused.
     """
 
     def __init__(
@@ -481,7 +477,7 @@ class HttpClient:
         await self.find_addresses(endpoint)
 
     async def find_addresses(self, endpoint: Endpoint) -> list[str]:
-        """The addresses of the host, each checked. Raises as `check_endpoint` does."""
+        """Each address is checked. Raises as `check_endpoint` does."""
         try:
             return await self._guard.check_endpoint(endpoint)
         except OSError as exc:
@@ -511,7 +507,7 @@ class HttpClient:
     # ---- A connection to send on.
 
     async def acquire(self, request: UpstreamRequest) -> Connection:
-        """A connection of the pool, or a new one. Raises UpstreamUnreachable."""
+        """Raises UpstreamUnreachable."""
         connection = self._pool.acquire(request.endpoint.origin, idle_s_max=self._idle_s_max(request))
         return connection or await self.dial(request.endpoint)
 

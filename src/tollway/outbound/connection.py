@@ -1,9 +1,9 @@
 """A connection to an upstream: one exchange at a time, and how the last one ended.
 
 It detects at once that it is not usable any more: it was lost, or it received bytes outside an exchange. It never begins an exchange by
-itself, never carries an exchange after one that was not complete, and never holds more of a response than its limit: what
-is not read stays in the kernel and, by flow control, at the upstream. `ReadBuffer` is the read memory of all connections of an event loop:
-it holds no data between two reads, and only a few fast readers get more than one buffer.
+itself, never carries an exchange after one that was not complete, and never holds more of a response than its limit. What is not read stays
+in the kernel and, by flow control, at the upstream. `ReadBuffer` is the read memory of all connections of an event loop: it holds no data
+between two reads, and only a few fast readers get more than one buffer.
 """
 
 import asyncio
@@ -169,8 +169,7 @@ class Connection(asyncio.BufferedProtocol):
         return not self._poll.poll(0)
 
     def begin(self, method: str, first_bytes: bytes) -> bool:
-        """Begins an exchange: writes the head, and the body where it is in memory. True where the connection has accepted
-        the bytes."""
+        """Writes the head, and the body where it is in memory. True where the connection has accepted the bytes."""
         transport = self._transport
         assert self._parser is None, "one exchange at a time"
         assert transport is not None, "begun once it is open"
@@ -270,11 +269,10 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_whole(self) -> bool:
-        """The last byte of the response has arrived."""
+        """The last byte of the response has arrived, read or not."""
         return self._parser is not None and self._parser.is_whole
 
     def take_body(self) -> bytes:
-        """The part of the body that has arrived and was not read yet."""
         assert self._parser is not None, "an exchange has begun"
         return self._parser.take_body()
 

@@ -30,7 +30,7 @@ Lookup = Callable[[str, int], list[str]]
 
 
 class HostResolver:
-    """One per process, used from one event loop. `lookup` blocks. `clock`: monotonic seconds, read in threads as well."""
+    """Used from one event loop. `lookup` blocks. `clock`: monotonic seconds, read in threads as well."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class NameServer:
 
 
 class TxtRecords:
-    """Reads TXT records. One per process; safe to use from many tasks at once. `servers` empty: those of the system's configuration."""
+    """Reads TXT records. `servers` empty: those of the system's configuration."""
 
     def __init__(self, servers: Sequence[NameServer] = (), *, deadline_s: float) -> None:
         self._servers = tuple(servers)

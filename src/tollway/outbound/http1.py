@@ -49,8 +49,7 @@ UNWRITABLE = Problem(code=Code.INVALID_REQUEST, detail="The request cannot be wr
 
 
 def format_fields(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Header fields as bytes of HTTP/1.1 (RFC 9112 §5), each with its line end. Raises Refusal for a name that is no token, and for a
-    value with control characters."""
+    """HTTP/1.1 (RFC 9112 §5). Raises Refusal for a name that is no token, and for a value with control characters."""
     lines: list[str] = []
     for name, value in headers:
         is_name = _is_kept_field_name if len(name) <= FIELD_NAME_CHARS_KEPT else _is_field_name
@@ -70,8 +69,7 @@ class HeadTooLarge(ResponseMalformed):
 
 @dataclass(slots=True, kw_only=True)
 class HeadLimits:
-    """Limits of a response head. `head_bytes`: all heads of one response, the interim ones included; one field may fill them. `headers`: the fields of
-    one head."""
+    """`head_bytes`: all heads of one response, the interim ones included; one field may fill them. `headers`: the fields of one head."""
 
     head_bytes: int
     line_bytes: int
@@ -225,7 +223,6 @@ class ChunkedBody:
 
     @property
     def has_leftover(self) -> bool:
-        """Bytes arrived after the end."""
         return self._chunks.messages > 1
 
     def feed(self, data: bytes) -> Sequence[bytes]:
@@ -276,12 +273,10 @@ class ResponseParser:
 
     @property
     def is_reusable(self) -> bool:
-        """The response is complete, no other byte has arrived, and the upstream keeps the connection open."""
         return self.is_whole and not self.has_leftover and self.head is not None and self.head.is_keep_alive
 
     @property
     def has_begun(self) -> bool:
-        """A byte of the response has arrived."""
         return self.head is not None or self._head_bytes > 0 or bool(self._partial_head)
 
     def feed(self, data: bytes) -> None:

@@ -19,8 +19,6 @@ AnyNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """The address may be dialled."""
-
     address: AnyAddress
 
 
@@ -243,7 +241,6 @@ def _parse_origin(text: str, path: str, *, allow_private: bool) -> Endpoint | En
 
 
 def is_literal(host: str) -> bool:
-    """Whether a parsed host is an address and not a name."""
     return host.startswith("[") or host.rsplit(".", 1)[-1].isdigit()
 
 

@@ -26,7 +26,7 @@ _UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never
 
 
 def lookup_host(host: str, port: int) -> list[str]:
-    """All addresses of a name, from the system's resolver. Blocks, so it runs in a thread."""
+    """Blocks, so it runs in a thread."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(row[4][0]) for row in found))
 
@@ -94,7 +94,7 @@ class AddressGuard:
         return [address]
 
     def stop(self) -> None:
-        """Shuts the resolver's threads down without waiting."""
+        """Does not wait: a look-up that hangs ends by itself."""
         self._resolver.stop()
 
 
@@ -115,7 +115,7 @@ def open_tls_context() -> ssl.SSLContext:
 
 
 class ConnectionPool:
-    """A pool of connections, by origin. One per client. The latest connection is used first, so that the others expire."""
+    """A pool of connections, by origin. The latest connection is used first, so that the others expire."""
 
     def __init__(self, *, guard: AddressGuard, limits: Limits, ssl_context: ssl.SSLContext | None) -> None:
         self._guard = guard
@@ -149,7 +149,6 @@ class ConnectionPool:
         return None
 
     def release(self, connection: Connection) -> None:
-        """Puts an idle connection into the pool."""
         if self._is_closed or not connection.is_open:
             connection.cut()
             return
@@ -188,7 +187,6 @@ class ConnectionPool:
         return self._guard.open_socket(addr_info)
 
     async def close(self) -> None:
-        """Cuts every connection, also those in use."""
         self._is_closed = True
         self._idle.clear()
         if self._eviction_timer is not None:
@@ -251,7 +249,6 @@ class ConnectionPool:
         )
 
     def _evict_idle(self) -> None:
-        """Closes connections that were idle for too long or are too old."""
         self._eviction_timer = None
         now = monotonic()
         for origin, idle in list(self._idle.items()):

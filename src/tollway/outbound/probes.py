@@ -50,8 +50,6 @@ _SUCCESS, _REDIRECTS = range(200, 300), range(300, 400)
 
 
 class Fetcher:
-    """Fetches documents. Safe to use from many tasks at once."""
-
     def __init__(self, http_client: HttpClient) -> None:
         self._http_client = http_client
 
@@ -122,8 +120,6 @@ class TxtLookup(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipEvidence:
-    """The result of each method."""
-
     of: Mapping[Method, EvidenceState]
 
     @property
@@ -132,7 +128,7 @@ class OwnershipEvidence:
 
 
 class OwnershipChecker:
-    """Checks the proofs of ownership. One per process; safe to use from many tasks at once. `gateway`: the public origin that proofs are for."""
+    """`gateway`: the public origin that proofs are for."""
 
     def __init__(
         self,
@@ -150,7 +146,6 @@ class OwnershipChecker:
         self._limits = limits
 
     def challenge(self, claim: OwnershipClaim) -> Challenge:
-        """The challenge that proves this claim."""
         endpoint = parse_endpoint(claim.endpoint, allow_private=True)  # the client checks what is dialled
         origin, host = "", None
         if isinstance(endpoint, Endpoint):
@@ -167,7 +162,6 @@ class OwnershipChecker:
         )
 
     async def find_evidence(self, challenge: Challenge) -> OwnershipEvidence:
-        """Checks all methods at the same time."""
         if not challenge.origin:
             return OwnershipEvidence(of={})
         checks = {

@@ -88,7 +88,6 @@ def _more_than_one() -> Refusal:
 
 
 def _name_payment(presented: PresentedAuthorization) -> tuple[object, ...]:
-    """The fields that are signed, the signature, and the chain."""
     return (
         presented.chain_id,
         presented.payer,
@@ -171,7 +170,6 @@ def _authorize_for(presented: PresentedAuthorization, requirement: PaymentRequir
 
 
 def to_authorization(presented: PresentedAuthorization, token: Address) -> Authorization:
-    """The presented fields as an authorisation of that token."""
     return Authorization(
         chain_id=presented.chain_id,
         token=token,

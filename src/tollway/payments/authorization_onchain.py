@@ -55,7 +55,7 @@ BACK_BLOCKS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferFound:
-    """The authorisation moved its money in this transfer: the same from, to and value."""
+    """The authorisation moved its money in this transfer."""
 
     transfer: SettledTransfer
 
@@ -77,8 +77,7 @@ AuthorizationUse = TransferFound | Cancelled | UseNotFound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTransfer:
-    """The transaction that would settle an authorisation now, simulated. `deployment`: of the payer's wallet, where the transaction
-    contains it. `gas_max`: the most gas that the transaction may use."""
+    """`deployment`: of the payer's wallet, where the transaction contains it. `gas_max`: the most gas that the transaction may use."""
 
     facts: AuthorizationFacts
     deployment: Deployment | None
@@ -100,10 +99,9 @@ async def simulate_transfer(
     quorum: Quorum,
 ) -> SimulatedTransfer:
     """Simulates the transfer of the authorisation. The sender is the key of `sequence`, or the zero address where no key can send.
-    Raises `ChainUnavailable`.
 
-    A wrapped signature (ERC-6492) of a wallet without code needs a second round trip: the transfer within the transaction that deploys
-    the wallet, where its factory is in `factories`. A wallet that has code by then is simulated without its deployment again.
+    A wrapped signature (ERC-6492) of a wallet without code needs a second round trip: the transfer within the transaction that deploys the wallet,
+    where its factory is in `factories`. A wallet that has code by then is simulated without its deployment again.
     """
 
     async def simulate(deployment: Deployment | None) -> SimulatedTransfer:
@@ -149,7 +147,6 @@ def _has_made_calls(simulation: ContractResult) -> bool:
 
 
 def without_pass(simulated: SimulatedTransfer) -> SimulatedTransfer:
-    """The simulation as one that reverted."""
     reverted = ContractResult(reverted=True, payload=b"")
     return replace(simulated, facts=replace(simulated.facts, simulation=reverted, gas_estimate=None))
 
@@ -162,7 +159,7 @@ async def find_use(
     depth: int,
     quorum: Quorum = Quorum.AGREED,
 ) -> AuthorizationUse:
-    """Finds the use of the nonce since `BACK_BLOCKS` before `from_block`, `depth` confirmations deep. Raises `ChainUnavailable`."""
+    """Finds the use of the nonce since `BACK_BLOCKS` before `from_block`, `depth` confirmations deep."""
     tx_hash = await find_end(chains, authorization, from_block=from_block, quorum=quorum)
     if tx_hash is None:
         return UseNotFound()
@@ -182,7 +179,7 @@ async def find_use(
 async def find_end(
     chains: SettlementChain, authorization: Authorization, *, from_block: int, quorum: Quorum = Quorum.AGREED
 ) -> TxHash | None:
-    """The transaction that used or cancelled the nonce, at any depth. Raises `ChainUnavailable`."""
+    """The transaction that used or cancelled the nonce, at any depth."""
     return await chains.find_authorization_use(
         authorization.chain_id,
         token=authorization.token,
@@ -196,8 +193,7 @@ async def find_end(
 def find_transfer(
     facts: ChainFacts, authorization: Authorization, *, quorum: Quorum
 ) -> SettledTransfer | None:
-    """The transfer that this authorisation made in that transaction, or None. One node's response makes no transfer final: a
-    final payment is never checked again."""
+    """The transfer of this authorisation in that transaction. One node's response makes no transfer final: a final payment is never checked again."""
     is_settled = facts.succeeded and has_settled(
         facts.logs,
         token=authorization.token,
@@ -230,8 +226,7 @@ async def find_precheck_refusal(
     facilitator: FacilitatorClient | None,
     limits: Limits,
 ) -> Problem | None:
-    """Why the paying wallet (ERC-1271) or the facilitator refuses the authorisation; None when both accept it. `signer`: the
-    address of the key that made the signature. Raises `ChainUnavailable`."""
+    """The refusal of the paying wallet (ERC-1271) or the facilitator. `signer`: the address of the key that made the signature."""
     deployment = simulated.deployment
     if deployment is not None:
         if not await is_signed_when_deployed(chains, authorization, requirement.asset, deployment, limits):
@@ -304,11 +299,12 @@ async def is_signed_when_deployed(
     deployment: Deployment,
     limits: Limits,
 ) -> bool:
-    """Calls the factory and then ERC-1271 `isValidSignature` of the payer, in one `eth_call`. The payer must have code then: otherwise a
-    plain wallet could have any wallet deployed at the gateway's cost. Raises `ChainUnavailable`.
+    """Calls the factory and then ERC-1271 `isValidSignature` of the payer, in one `eth_call`. The payer must have code then: otherwise a plain wallet
+    could have any wallet deployed at the gateway's cost.
 
-    It is called before the claim and again before each signature: a delegated account (EIP-7702) can end its delegation in between, and
-    its transfer then passes beside a deployment of another wallet."""
+    It is called before the claim and again before each signature: a delegated account (EIP-7702) can end its delegation in between, and its transfer
+    then passes beside a deployment of another wallet.
+    """
     if asset.domain is None:
         return False  # the settings have changed since the claim
     to, calldata = encode_deployed_check(
@@ -370,13 +366,11 @@ REMEMBERED_MINUTES = 10
 
 
 def quota_keys(client_address: str, signer: str) -> tuple[str, str]:
-    """The keys under which a look-up counts."""
     return f"address:{client_bucket(client_address)}", f"signer:{signer}"
 
 
 class UnresolvedQuota:
-    """Limits look-ups without a response of the chain: as many in ten seconds as worthless authorisations in a minute. Each
-    process counts its own."""
+    """Limits look-ups without a response of the chain, per process: in ten seconds as many as worthless authorisations in a minute."""
 
     def __init__(self, limits: Limits) -> None:
         self._item = RateLimitItemPerSecond(limits.lookups_per_minute, UNRESOLVED_S, namespace="unresolved")
@@ -394,7 +388,7 @@ class UnresolvedQuota:
 
 
 class AuthorizationQuota:
-    """Limits the look-ups of authorisations per client address and signer. Safe to use from many tasks at once."""
+    """Limits the look-ups of authorisations per client address and signer."""
 
     def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
         self._per_minute = limits.lookups_per_minute
@@ -458,8 +452,7 @@ class AuthorizationQuota:
 
 
 class AuthorizationLookup:
-    """The look-up of one request: taken at the first request to a chain, counted when the call ends unless `give_back` was
-    called. A context manager."""
+    """A context manager. The look-up is taken at the first request to a chain, and counted at the end unless `give_back` was called."""
 
     __slots__ = ("_is_given_back", "_is_unresolved", "_keys", "_quota", "client_address")
 

@@ -22,7 +22,6 @@ Sign = Callable[[bytes], bytes]
 """A 32-byte digest -> 65 bytes r || s || v with v 27 or 28, by the gateway's published key. Deterministic (RFC 6979)."""
 
 Values = Mapping[str, str | int]
-"""The fields of a receipt, as they stand in JSON."""
 
 FORMAT: Final = "eip712"
 PRIMARY_TYPE: Final = "CallReceipt"
@@ -78,12 +77,10 @@ def x402_receipt_digest(receipt: Values) -> bytes:
 
 
 def x402_digest(domain: str, name: str, fields: Mapping[str, str], values: Values) -> bytes:
-    """The digest of a struct of `string` and `uint256` in a domain of x402."""
     return _typed_digest(_x402_domain(domain), name, fields, values)
 
 
 def encode_type(name: str, fields: Mapping[str, str]) -> str:
-    """`Name(type field,…)`, as EIP-712 hashes it."""
     return f"{name}({','.join([f'{kind} {field}' for field, kind in fields.items()])})"
 
 
@@ -159,8 +156,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptVerdict:
-    """The result of a verification. `signer`: the address that signed the 23 fields as they stand; None where no signature can be read.
-    `mismatches` is empty for a valid receipt."""
+    """`signer`: the address that signed the 23 fields as they stand; None where no signature can be read. No mismatch: the receipt is valid."""
 
     signer: Address | None
     mismatches: tuple[Mismatch, ...]
@@ -173,9 +169,9 @@ class ReceiptVerdict:
 def verify_call_receipt(document: object, keys: PublishedSigners) -> ReceiptVerdict:
     """Verifies a receipt with the DID document of its gateway. Needs no network.
 
-    Valid: both signatures are by listed keys over the fields as they stand, `gateway` is the gateway of the DID document, and the part of x402 has
-    the same six values and stands only in the receipt of a charged call. `kid` and `alsoFrom` are not signed, so they are not read. Proves what
-    the gateway stated, not what happened on a chain. Never raises.
+    Valid: listed keys made both signatures over the fields as they stand, and `gateway` is the gateway of the DID document. The part of x402 has the
+    same six values and stands only in the receipt of a charged call. `kid` and `alsoFrom` are not signed, so they are not read. Proves what the
+    gateway stated, not what happened on a chain. Never raises.
     """
     if not isinstance(document, Mapping):
         return _refuse("malformed", "The receipt is no JSON object.")
@@ -206,7 +202,6 @@ def _refuse(code: MismatchCode, detail: str, field: str = "") -> ReceiptVerdict:
 
 
 def _check_shape(document: Mapping[str, Any]) -> Iterator[Mismatch]:
-    """What keeps the digest from being computed: another format, type or domain, or other fields."""
     given = (document.get("format"), document.get("primaryType"), document.get("domain"))
     if given != (FORMAT, PRIMARY_TYPE, dict(DOMAIN)):
         yield Mismatch(

@@ -24,8 +24,6 @@ _SELECTOR_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The call that deploys a wallet, as the payer composed it."""
-
     factory: Address
     calldata: bytes = field(repr=False)
 
@@ -67,8 +65,7 @@ def choose_signature(signature: bytes) -> bytes:
 def choose_deployment(
     signature: bytes, *, code_size: int, factories: Collection[Address]
 ) -> Deployment | None:
-    """The deployment that the transaction must contain. None: the wallet has code, the signature names no deployment, or its factory
-    is not allowed."""
+    """None: the wallet has code, the signature names no deployment, or its factory is not allowed."""
     if code_size > 0:
         return None
     try:
@@ -91,8 +88,7 @@ def explain_factory(signature: bytes, factories: Collection[Address]) -> str:
 def encode_deploying_transfer(
     deployment: Deployment, *, token: Address, calldata: bytes
 ) -> tuple[Address, bytes]:
-    """The transaction that deploys the wallet and makes its transfer, or does neither: its recipient and its calldata. `calldata`: of
-    the transfer."""
+    """Both the deployment and the transfer are made, or neither. Returns the recipient and the calldata. `calldata`: of the transfer."""
     calls = (_encode_factory_call(deployment), ContractCall(to=token, calldata=calldata))
     return MULTICALL3, encode_calls(calls)
 
@@ -111,7 +107,6 @@ def _encode_factory_call(deployment: Deployment) -> ContractCall:
 
 
 def _read_bytes(content: bytes, place: int) -> bytes:
-    """The `bytes` whose offset is at `place`."""
     start = int.from_bytes(content[place : place + _WORD], "big")
     length = int.from_bytes(content[start : start + _WORD], "big")
     end = start + _WORD + length

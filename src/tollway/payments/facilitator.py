@@ -30,11 +30,10 @@ _log = structlog.get_logger(__name__)
 
 
 class FacilitatorTransport(Protocol):
-    """A port for one bounded request to a facilitator. Safe to use from many tasks at once."""
+    """A port for one bounded request to a facilitator."""
 
     async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
-        """The body of the response, within a deadline and a maximum size. Raises `ChainUnavailable`, also for a server
-        error (5xx); every other status is treated as 200."""
+        """Bounded in time and size. Raises `ChainUnavailable`, also for a server error (5xx); every other status is treated as 200."""
         ...
 
     async def fetch_status(self, url: str, *, headers: tuple[tuple[str, str], ...]) -> int:
@@ -43,8 +42,6 @@ class FacilitatorTransport(Protocol):
 
 
 class FacilitatorClient:
-    """A client of one facilitator. Safe to use from many tasks at once."""
-
     def __init__(self, rules: FacilitatorRules, transport: FacilitatorTransport) -> None:
         self._rules = rules
         self._transport = transport
@@ -68,7 +65,7 @@ class FacilitatorClient:
             self._is_healthy = True
 
     async def verify(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> str | None:
-        """The facilitator's reason to refuse, or None when it would settle. Raises `ChainUnavailable` without a usable response."""
+        """The facilitator's reason to refuse, or None. Raises `ChainUnavailable` without a usable response."""
         content = _encode(authorization, asset, timeout_s)
         try:
             body = await self._transport.post(
@@ -86,8 +83,8 @@ class FacilitatorClient:
         return _text(response.get("invalidReason")) or "facilitator_refused"
 
     async def settle(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> TxHash | None:
-        """Requests the settlement. Returns the transaction that the facilitator names, or None; the name proves nothing.
-        Never raises for a failure of the facilitator: from this request on money can move."""
+        """Returns the transaction that the facilitator names, which proves nothing. Never raises for its failure: from this request on money can
+        move."""
         content = _encode(authorization, asset, timeout_s)
         try:
             body = await self._transport.post(
@@ -122,7 +119,7 @@ def _parse(body: bytes) -> dict[str, Any]:
 
 
 def facilitator_request_json(authorization: Authorization, asset: Asset, *, timeout_s: int) -> dict[str, Any]:
-    """The body of `/verify` and `/settle` (x402 v2, scheme `exact`, EIP-3009), the same for every dialect of the caller."""
+    """The body of `/verify` and `/settle` (x402 v2, scheme `exact`, EIP-3009), for every dialect of the caller."""
     assert asset.domain is not None
     requirements = {
         "scheme": "exact",

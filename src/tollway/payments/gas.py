@@ -81,14 +81,13 @@ class SettlementMetrics:
 
 
 NO_METRICS = SettlementMetrics()
-"""Counts nothing."""
 
 
 _log = structlog.get_logger(__name__)
 
 
 class WithdrawnRail(NamedTuple):
-    """A withdrawn rail. `subject`: the token, listing, gas key or code hash that it concerns; empty for the whole network."""
+    """A withdrawn rail. `subject`: its token, listing, gas key or code hash; empty for the whole network."""
 
     chain_id: ChainId
     reason: WithdrawalReason
@@ -198,8 +197,7 @@ class _Payers(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class _Spending:
-    """The cost of settling on one network within the window, and its budgets. `by_listing`: only listings with a cost, so that requests
-    for prices cannot fill it."""
+    """The costs and budgets of one network within the window. `by_listing`: only listings with a cost, so that requests for prices cannot fill it."""
 
     budget_wei: int
     listing_budget_wei: int
@@ -213,7 +211,6 @@ class _Spending:
         )
 
     def find_spent_listings(self) -> list[ListingId]:
-        """The listings whose budget is used up."""
         return [listing_id for listing_id, wei in self.by_listing.items() if wei >= self.listing_budget_wei]
 
     def note(self, listing_id: ListingId, wei: int) -> None:
@@ -320,12 +317,10 @@ class GasBudget:
         return self._sequences.get(chain_id, ())
 
     def is_stuck(self, chain_id: ChainId, sender: Address) -> bool:
-        """Whether the transactions of this key's sequence were not mined for some checks."""
         sequences = self._sequences.get(chain_id, ())
         return any(sequence.progress.is_stuck for sequence in sequences if sequence.key.address == sender)
 
     def list_keys(self) -> tuple[GasKeyStatus, ...]:
-        """Every gas key, as it was at the last refresh."""
         return tuple(
             GasKeyStatus(
                 chain_id=chain_id,
@@ -341,7 +336,6 @@ class GasBudget:
         )
 
     def list_spending(self) -> tuple[GasSpending, ...]:
-        """The budget of every network with gas keys, as it was at the last refresh."""
         return tuple(
             GasSpending(
                 chain_id=chain_id,
@@ -359,23 +353,20 @@ class GasBudget:
         return tuple(self._rules)
 
     def wallet_factories(self, chain_id: ChainId) -> tuple[Address, ...]:
-        """The factories that may deploy a paying wallet on this network (`payments.deployment`)."""
         rules = self._rules.get(chain_id)
         return () if rules is None else rules.wallet_factories
 
     @property
     def withdrawn_since_ms(self) -> Mapping[WithdrawnRail, int]:
-        """The rails that were withdrawn at the last refresh, each with the time since when."""
         return self._rail_status.withdrawn_since_ms
 
     def latest_fees(self, chain_id: ChainId) -> Fees | None:
-        """The latest fees; None when they are unknown."""
         network_gas = self._network_gas.get(chain_id)
         return None if network_gas is None or self._is_stale(network_gas) else network_gas.fees
 
     def is_wallet_served(self, chain_id: ChainId, listing_id: ListingId, code_hash: bytes | None) -> bool:
-        """Whether gas may be spent on a payer with this code; always True of plain wallets (None). Those with code have a
-        part of each budget, and a code that reverts too often has none."""
+        """Whether gas may be spent on a payer with this code. None (a plain wallet): always. Payers with code have a part of each budget, and a code
+        that reverts too often has none."""
         rules = self._rules.get(chain_id)
         if code_hash is None or rules is None or rules.facilitator is not None:
             return True
@@ -393,7 +384,6 @@ class GasBudget:
         return network_gas is None or not (self._is_stale(network_gas) or self._is_facilitator_away(chain_id))
 
     def price_max_wei(self, chain_id: ChainId) -> int:
-        """The highest gas price that is signed."""
         return self._rules[chain_id].gas_price_max_wei
 
     def wait_s(self, chain_id: ChainId, *, depth: int) -> float:
@@ -420,8 +410,7 @@ class GasBudget:
             self._spending[chain_id, _Payers.WITH_CODE].note(listing_id, wei)
 
     def record_cost(self, attempt: SettlementAttempt, cost_wei: int, *, is_reverted: bool) -> None:
-        """The cost of a mined transaction, written with the next refresh. A crash loses it: then its maximum cost goes on
-        counting."""
+        """Written with the next refresh. After a crash before that, the maximum cost goes on counting."""
         if attempt.tx_hash not in self._counted:  # recovery reads a receipt again until it is deep enough
             self._counted[attempt.tx_hash] = None
             self._metrics.spent(attempt.chain_id, attempt.sender, cost_wei)
@@ -444,8 +433,7 @@ class GasBudget:
                     await self._has_failure.wait()
 
     async def refresh(self) -> None:
-        """Refreshes every network and the sums of costs. Raises `StorageUnavailable`; a chain that does not respond keeps its last
-        state."""
+        """Refreshes every network and the sums of costs. A chain that does not respond keeps its last state."""
         refreshes = [partial(self._refresh_network, chain_id) for chain_id in self._rules]
         probes = [
             partial(one.probe, deadline_s=self._limits.rpc_deadline_s) for one in self._facilitators.values()
@@ -591,7 +579,6 @@ class GasBudget:
             yield from self._find_unserved(chain_id)
 
     def _find_unserved(self, chain_id: ChainId) -> Iterator[WithdrawnRail]:
-        """The rails that are withdrawn from payers with code alone."""
         spending = self._spending[chain_id, _Payers.WITH_CODE]
         if 0 < spending.total_wei >= spending.budget_wei:
             yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_BUDGET)
@@ -602,7 +589,7 @@ class GasBudget:
                 yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_CODE, "0x" + code_hash.hex())
 
     def _find_reason(self, rules: SettlementRules, network_gas: _NetworkGas) -> WithdrawalReason | None:
-        """Why no price is offered on a network at all. Where a facilitator settles, gas does not count."""
+        """Why no price is offered on the network. Where a facilitator settles, gas does not count."""
         if self._is_stale(network_gas) or network_gas.fees is None:
             return WithdrawalReason.GAS_UNKNOWN
         if rules.facilitator is not None:
@@ -620,7 +607,6 @@ class GasBudget:
         return None
 
     def _is_facilitator_away(self, chain_id: ChainId) -> bool:
-        """Whether this network has a facilitator and it does not respond."""
         facilitator = self._facilitators.get(chain_id)
         is_delegated = self._rules[chain_id].facilitator is not None
         return is_delegated and (facilitator is None or not facilitator.is_healthy)

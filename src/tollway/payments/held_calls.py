@@ -35,8 +35,6 @@ class ChargeFault(StrEnum):
 
 
 class HeldCalls:
-    """The decisions of providers about held calls. One per process; safe to use from many tasks at once."""
-
     def __init__(
         self,
         *,
@@ -48,7 +46,7 @@ class HeldCalls:
         limits: Limits,
         now_ms: Callable[[], int],
     ) -> None:
-        """`open_lookup`: the chain look-ups of one request from a client address, counted against its quota."""
+        """`open_lookup`: the chain look-ups of one request, counted against the quota of its client address."""
         self._ledger = ledger
         self._chains = chains
         self._rules = rules
@@ -60,8 +58,8 @@ class HeldCalls:
     async def resolve(
         self, call: CallRecord, outcome: CallState, *, client_address: str
     ) -> CallState | ChargeFault | None:
-        """Ends a held call: `released`, or `consumed`. Returns the new state, which is `settling` for a charge by authorisation; the reason
-        where it cannot be charged; None where the call is not held. Raises `StorageUnavailable`."""
+        """Ends a held call: `released`, or `consumed`. Returns the new state, which is `settling` for a charge by authorisation; the reason where it
+        cannot be charged; None where the call is not held."""
         if outcome is CallState.CONSUMED:
             fault = await self.find_charge_fault(call, client_address=client_address)
             if fault is not None:
@@ -70,7 +68,7 @@ class HeldCalls:
 
     async def find_charge_fault(self, call: CallRecord, *, client_address: str) -> ChargeFault | None:
         """Why this held call cannot be charged; None where it can. Where the chain is unavailable or the quota of look-ups is used up, the clock
-        alone decides: settlement recovery reads the chain before it ends the call. Raises `StorageUnavailable`."""
+        alone decides: settlement recovery reads the chain before it ends the call."""
         if call.state is not CallState.UNKNOWN or call.rail not in AUTHORIZED_RAILS:
             return None
         known = await self._ledger.find_call_authorization(call.id)

@@ -192,7 +192,6 @@ def _take_chain(request: dict[str, Any]) -> ChainId:
 
 @lru_cache(maxsize=64)  # many challenges are made in one second
 def format_moment(seconds: int) -> str:
-    """Unix seconds as RFC 3339 in UTC."""
     return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 

@@ -12,8 +12,6 @@ from tollway.ids import ChainId
 
 
 class IssuedNonce(NamedTuple):
-    """A nonce, and the generation of the sequence that issued it."""
-
     nonce: int
     generation: int
 
@@ -70,15 +68,13 @@ class NonceSequence:
         return taken
 
     def correct(self, refused: IssuedNonce, *, next_nonce: int) -> None:
-        """Continues at `next_nonce`, after the ledger refused a nonce. When the ledger refuses several nonces together, only the first call
-        has an effect."""
+        """Continues at `next_nonce`, after the ledger refused a nonce. Of several refusals together, only the first has an effect."""
         if refused.generation == self._generation:
             self._generation += 1
             self._next = next_nonce
 
     def forget(self, lost: IssuedNonce) -> None:
-        """Forgets the next nonce, because the write of `lost` failed with unknown outcome. The caller reads the next nonce from the ledger
-        and calls `start_at`."""
+        """The write of `lost` failed with unknown outcome. The caller reads the next nonce from the ledger and calls `start_at`."""
         if lost.generation == self._generation:
             self._generation += 1
             self._next = None

@@ -31,8 +31,7 @@ _OFFER_FIELDS = {
 def sign_offers(
     requirements: Sequence[PaymentRequirement], *, resource_url: str, now_s: float, valid_s: int, sign: Sign
 ) -> list[dict[str, Any]]:
-    """The offers of `OFFERS_EXTENSION`: one for each requirement, in the order of `accepts`. `valid_s`: how long the price is
-    guaranteed."""
+    """One offer for each requirement, in the order of `accepts`. `valid_s`: how long the price is guaranteed."""
     offers = []
     for index, requirement in enumerate(requirements):
         offer: dict[str, str | int] = {
@@ -81,7 +80,7 @@ def describe_receipt(
 
 
 def offer_digest(offer: dict[str, str | int]) -> bytes:
-    """The digest of an offer: EIP-712 `Offer` under the domain `x402 offer`."""
+    """EIP-712 `Offer` under the domain `x402 offer`."""
     return x402_digest("x402 offer", "Offer", _OFFER_FIELDS, offer)
 
 
@@ -93,4 +92,3 @@ OFFERS = TemplateSlot("offers")
 OFFERS_EXTENSION: Mapping[str, Any] = MappingProxyType(
     {"info": {"offers": OFFERS}, "schema": _schema("offers", {"type": "array"})}
 )
-"""The extension of a 402."""

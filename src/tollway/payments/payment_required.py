@@ -31,7 +31,7 @@ class TemplateSlot(str):
 
 
 class JsonTemplate:
-    """Encoded JSON with slots. Immutable, so many tasks may fill it at once."""
+    """Encoded JSON with slots."""
 
     __slots__ = ("_fixed_bytes", "_names", "_pieces")
 
@@ -55,12 +55,10 @@ class JsonTemplate:
         return b"".join([piece if isinstance(piece, bytes) else values[piece] for piece in self._pieces])
 
     def count(self, values: Mapping[str, bytes]) -> int:
-        """The number of bytes that `fill` returns."""
         return self._fixed_bytes + sum([len(values[name]) for name in self._names])
 
 
 def _walk(content: object) -> Iterator[bytes | TemplateSlot]:
-    """The pieces of what `encode_json` returns, in order."""
     if isinstance(content, TemplateSlot):
         yield content
     elif isinstance(content, Mapping):
@@ -131,7 +129,6 @@ class PaymentRequiredEncoder:
         return encode_base64(template.fill(values))
 
     def _list_templates(self) -> Iterator[JsonTemplate]:
-        """From the longest to the shortest."""
         yield from self._templates
         for content in self._drafts:
             self._templates.append(JsonTemplate(content))
@@ -140,8 +137,6 @@ class PaymentRequiredEncoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PaymentRequiredDraft:
-    """A `PaymentRequired` that `_shrink` shortens."""
-
     requirements: Sequence[PaymentRequirement]
     resource: Resource
     extensions: Mapping[str, Mapping[str, Any]]
@@ -176,7 +171,6 @@ def _shrink(draft: _PaymentRequiredDraft) -> Iterator[dict[str, Any]]:
 
 
 def _encoded_bytes(raw_bytes: int) -> int:
-    """The length of base64 with padding."""
     return -(-raw_bytes // 3) * 4
 
 

@@ -24,8 +24,6 @@ REQUIREMENTS_KEPT = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationPrice:
-    """One version of a listing's terms, with its price for one operation."""
-
     terms: Terms
     price: Price
 
@@ -74,8 +72,7 @@ def _sets_price_on(terms: Terms, chain_id: ChainId) -> bool:
 
 
 def find_price_end_ms(operation_prices: Sequence[OperationPrice], *, now_ms: int, limits: Limits) -> float:
-    """The first moment at which `find_lowest_price` may return another price for the same versions, because an old version no longer
-    counts. `inf`: never."""
+    """When `find_lowest_price` may return another price for the same versions, because an old version no longer counts. `inf`: never."""
     memory_ms = limits.price_memory_s * 1000
     ends = (
         operation_price.terms.until_ms + memory_ms + 1
@@ -86,7 +83,7 @@ def find_price_end_ms(operation_prices: Sequence[OperationPrice], *, now_ms: int
 
 
 def find_payees(versions: Sequence[Terms], *, block_time_s: int, limits: Limits) -> tuple[Payee, ...]:
-    """Every wallet that was the listing's `payTo` at any time since 24 hours before the payment's block."""
+    """Every wallet that was the listing's `payTo` since 24 hours before the payment's block."""
     since_ms = (block_time_s - limits.payee_memory_s) * 1000
     first_seen: dict[Address, int] = {}
     for version in versions:
@@ -112,8 +109,7 @@ def begin_by_heads(payees: Sequence[Payee], heads: Mapping[Address, int]) -> tup
 def find_assets(
     versions: Sequence[Terms], rules: ChainRules, *, block_time_s: int, limits: Limits
 ) -> tuple[Asset, ...]:
-    """The assets on one network in which the listing was sold at any time since 24 hours before the payment's block, the
-    current ones first."""
+    """The assets in which the listing was sold on one network since 24 hours before the payment's block, the current assets first."""
     assets = (
         asset
         for version in versions

@@ -55,7 +55,6 @@ class Proof:
 
 
 KnownProofs = BoundedCache[tuple[tuple[bytes, bytes], ...], Proof]
-"""Parsed plain proofs, by their headers."""
 
 
 def parse_proof(
@@ -158,14 +157,12 @@ def parse_binding(text: str) -> Binding:
 
 
 def format_binding(binding: Binding) -> str:
-    """The header text that `parse_binding` reads."""
     text = f"v=1;validUntil={binding.valid_until};nonce=0x{binding.nonce.hex()}"
     return text if binding.body_hash is None else f"{text};bodyHash=0x{binding.body_hash.hex()}"
 
 
 def check_form(proof: Proof, *, is_bound_required: bool, now_s: int, validity_s_max: int) -> Problem | None:
-    """Refuses the plain form where the bound one is required, and a bound form that has expired or is valid for more than
-    `validity_s_max`."""
+    """Refuses the plain form where the bound form is required, and a bound form that expired or is valid for too long."""
     if proof.binding is None:
         return BOUND_REQUIRED if is_bound_required else None
     if proof.binding.valid_until < now_s:

@@ -23,8 +23,7 @@ PAUSE_MAX_S = 1.0
 PAUSE_GROWTH = 1.5
 BATCH_MAX = 100
 ROUNDS_UNTIL_ALL = 5
-"""Every round of this number polls all waiters: a first transaction that can never be mined, because another one took its nonce,
-must not block the others."""
+"""One round in this many polls all waiters: a first transaction whose nonce is used can never be mined and must not block the others."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -38,7 +37,7 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _WaiterQueue:
-    """The waiters of one chain. `has_new_waiter`: one was added since the last round."""
+    """The waiters of one chain. `has_new_waiter`: a waiter was added since the last round."""
 
     waiters: list[_Waiter] = field(default_factory=list)
     rounds: int = 0
@@ -64,7 +63,6 @@ class ReceiptPoller:
         self._queues = {chain_id: _WaiterQueue() for chain_id in chain_ids}
 
     async def run(self) -> None:
-        """Polls while there are waiters, until it is cancelled."""
         await run_loops([partial(self._poll, chain_id, queue) for chain_id, queue in self._queues.items()])
 
     async def wait_mined(
@@ -144,7 +142,6 @@ class ReceiptPoller:
 
 
 def is_deep(facts: ChainFacts | NotMined, *, depth: int) -> TypeGuard[ChainFacts]:
-    """Whether the transaction is on the canonical chain and deep enough."""
     return (
         isinstance(facts, ChainFacts)
         and facts.canonical_hash == facts.block_hash

@@ -51,15 +51,12 @@ CHECKS_WITHOUT_LOGS_MAX = 30
 """After this many checks without logs from the nodes the payment is gone, although its money may have moved to another transaction:
 its calls are debt until that transaction is found."""
 AUTHORIZATIONS_MAX = 100
-"""The maximum of authorisations of one transaction per check."""
 REORG_BLOCKS_MAX = 128
 """After a reorganisation an authorisation may be used in a lower block than the head at its claim."""
 RECHECK_S = 300.0
 """A block is read at least this often, also while an unchanged block above it proves that it is unchanged."""
 BLOCKS_PER_PAGE = 2_000
-"""The blocks per page of the ledger."""
 RECEIPTS_AT_ONCE = 40
-"""The payments whose receipts one request reads."""
 HELD_MAX = 10_000
 """The maximum of payments held for a dispute that one check may free."""
 
@@ -67,12 +64,9 @@ _log = structlog.get_logger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 BlockId = tuple[int, bytes]
-"""A block's number and hash."""
 
 
 class BlockComparison(Enum):
-    """The result of a block's check."""
-
     UNCHANGED = auto()
     CHANGED = auto()
     DISPUTED = auto()
@@ -90,13 +84,12 @@ class ReorgTraces:
         self.list_calls = list_calls
 
     def start(self, chain_id: ChainId) -> CallTrace:
-        """The trace of a payment that was not found. It is handed over only if a sampled call is added."""
+        """The trace of a payment that was not found. It is exported only if a sampled call is added."""
         trace = self._sampler.start_linked("tollway.reorg_watcher")
         trace.root.set("tollway.network", format_network(chain_id))
         return trace
 
     def describe_gone(self, call_ids: Sequence[CallId], reason: str) -> None:
-        """Adds the calls of a payment that is gone to its trace, the current one."""
         trace = find_current_trace()
         assert trace is not None, "it runs in the trace of the payment"
         trace.root.set("error.type", reason)
@@ -126,7 +119,6 @@ class ReorgWatcher:
         task: BackgroundTask | None = None,
         traces: "ReorgTraces | None" = None,
     ) -> None:
-        """`traces`: None where no call is traced."""
         self._task = task or BackgroundTask(TaskName.PAYMENT_CHECK)
         self._interval_s = limits.watch_interval_s
         self._sleep = sleep
@@ -148,7 +140,6 @@ class ReorgWatcher:
         }
 
     async def run(self) -> None:
-        """Checks at the interval, until it is cancelled."""
         self._task.interval_s = self._interval_s
         for network in self._networks.values():
             network.forget()  # another gateway may have checked since the last run here, so checks are not in a row
@@ -163,12 +154,10 @@ class ReorgWatcher:
             self._running_since_s = None
 
     async def check_once(self) -> None:
-        """One check of all networks together. Raises `StorageUnavailable`."""
         await run_all([network.check for network in self._networks.values()])
 
     def check_age_s(self, chain_id: ChainId) -> float:
-        """The age of the last complete check of that network: it read every payment that is not final. 0 where this gateway does not
-        lead."""
+        """The age of the last check that read every payment that is not final. 0 where this gateway does not lead."""
         if self._running_since_s is None:
             return 0.0
         checked_s = self._networks[chain_id].checked_s
@@ -220,7 +209,7 @@ class NetworkWatcher:
         self._is_whole = True
 
     async def check(self) -> None:
-        """One check of every payment that is not final, and of some that are gone. Raises `StorageUnavailable`."""
+        """One check of every payment that is not final, and of some that are gone."""
         started_s = self._clock()
         self._is_whole, is_done = True, False
         try:
@@ -302,7 +291,7 @@ class NetworkWatcher:
         self._missed.drop_if(lambda key: key[0] in back)
 
     def _needs_receipts(self, block: UnfinalBlock) -> bool:
-        """Whether one node was enough to accept a payment in this block, and not enough nodes have agreed since."""
+        """Whether one node was enough to accept a payment in this block, and too few nodes have agreed since."""
         return self._is_one_node_enough and not block.is_agreed
 
     def _find_final(self, tip: ChainTip) -> int:
@@ -357,7 +346,7 @@ class NetworkWatcher:
         return comparisons
 
     async def _confirm(self, block: UnfinalBlock, *, held_ids: Sequence[int], is_final: bool) -> None:
-        """Records that the block is unchanged. Payments that one node was enough to accept are read once more before."""
+        """Records that the block is unchanged. Before that, payments that one node was enough to accept are read once more."""
         if self._needs_receipts(block):
             await self._review_block(block, is_unchecked_only=True)
         elif held_ids:

@@ -73,7 +73,6 @@ RESEND_AFTER_S = 2.0
 """A node that received a later nonce first can have dropped the transaction. After this time the transaction goes to all nodes
 once more, with the transactions that it waits behind."""
 USE_POLL_S = 0.5
-"""The time between two look-ups of a settlement by a facilitator."""
 ORPHAN_AFTER_S = 300.0
 """The call of an undecided settlement stores the upstream's response first and then becomes orphaned. After this time the call
 has certainly ended."""
@@ -85,8 +84,8 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementOrder:
-    """A call whose upstream's head is charged. `close`: the move into `settling`. `digest`: replaces the claim's digest where the
-    body's hash was unknown at the claim."""
+    """A call whose upstream's head is charged. `close`: the move into `settling`. `digest`: replaces the claim's digest where the body's hash was
+    unknown at the claim."""
 
     authorization: Authorization
     asset: Asset
@@ -96,7 +95,6 @@ class SettlementOrder:
 
     @property
     def units(self) -> int:
-        """The price, in ledger units."""
         return self.asset.floor_to_ledger(self.authorization.base_units)
 
 
@@ -117,8 +115,7 @@ class NotSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undecided:
-    """The call stays in `settling`; settlement recovery finishes it once it is orphaned. `tx_hash`: the broadcast transaction, if
-    there is one, for the log."""
+    """The call stays in `settling`; settlement recovery finishes it once it is orphaned. `tx_hash`: the broadcast transaction, for the log."""
 
     tx_hash: TxHash | None = field(default=None, compare=False)
 
@@ -128,8 +125,7 @@ SettlementOutcome = Settled | NotSettled | Undecided | Fenced
 
 @dataclass(slots=True)
 class _WalletTurn:
-    """The running settlements of one wallet: how many `calls`, how many deployments of them have ended, and the end of the one that runs
-    now; None: none runs."""
+    """The running settlements of one wallet. `calls`: their number; then the number of ended deployments, and the end of the running one or None."""
 
     calls: int = 0
     deployments_ended: int = 0
@@ -137,12 +133,11 @@ class _WalletTurn:
 
 
 _NO_TURN = _WalletTurn()
-"""The turn of every call that can deploy nothing. It never changes."""
+"""The turn of a call that can deploy nothing. It never changes."""
 
 
 class Settlement:
-    """Checks and settles authorisations on all networks. One per process; safe to use from many tasks at once. Its receipt poller,
-    its gas budget and `orphans.mark_due` must run as background tasks."""
+    """Checks and settles authorisations on all networks. Its receipt poller, its gas budget and `orphans.mark_due` must run as background tasks."""
 
     def __init__(
         self,
@@ -187,7 +182,6 @@ class Settlement:
 
     @property
     def withdrawn_since_ms(self) -> Mapping[WithdrawnRail, int]:
-        """The rails that were withdrawn at the last refresh, each with the time since when."""
         return self._gas_budget.withdrawn_since_ms
 
     def is_reachable(self, chain_id: ChainId) -> bool:
@@ -195,7 +189,7 @@ class Settlement:
         return self._gas_budget.is_reachable(chain_id)
 
     def open_lookup(self, client_address: str) -> AuthorizationLookup:
-        """The chain look-ups of one call, counted against its caller's quota. A context manager that lasts as long as the call."""
+        """The chain look-ups of one call, counted against its caller's quota: a context of the whole call."""
         return self._quota.open(client_address)
 
     async def check(
@@ -207,8 +201,8 @@ class Settlement:
         lookup: AuthorizationLookup,
         listing_id: ListingId,
     ) -> Cover | Problem:
-        """Checks the authorisation against the chain's present state: one round trip, one more for a wallet with code, and two more for
-        one that is not deployed. Returns the balance that covers it, or the problem. Raises `ChainUnavailable`."""
+        """Checks the authorisation against the chain's present state: one round trip, one more for a wallet with code, and two more for one that is
+        not deployed. Returns the balance that covers it, or the problem."""
         asset = requirement.asset
         early = check_times(
             authorization,
@@ -389,8 +383,8 @@ class Settlement:
         simulated: SimulatedTransfer,
         deployment: Deployment,
     ) -> SimulatedTransfer:
-        """The simulation, as reverted where the deployed wallet does not confirm the signature any more. A wallet that has code by then is
-        simulated again, without its deployment. A facilitator checks by its own rules. Raises `ChainUnavailable`."""
+        """The simulation, as reverted where the deployed wallet does not confirm the signature any more. A wallet that has code by then is simulated
+        again, without its deployment. A facilitator checks by its own rules."""
         authorization, asset = order.authorization, order.asset
         if simulated.facts.simulation.reverted or asset.chain_id in self._facilitators:
             return simulated
@@ -401,8 +395,7 @@ class Settlement:
 
     @contextlib.contextmanager
     def _taking_turn(self, turn: _WalletTurn, simulated: SimulatedTransfer) -> Iterator[None]:
-        """While this call deploys its wallet, the other calls of that wallet wait (`_simulate_in_turn`). Nothing is awaited between their
-        simulation and this."""
+        """Meanwhile the other calls of that wallet wait (`_simulate_in_turn`). Nothing is awaited between their simulation and this."""
         if simulated.deployment is None:
             yield
             return
@@ -462,7 +455,7 @@ class Settlement:
     async def _wait_traced(
         self, order: SettlementOrder, attempt: SettlementAttempt, trace: CallTrace | None
     ) -> ChainFacts | None:
-        """Waits for the receipt. A sampled call counts the replacements of its transaction meanwhile, by this gateway."""
+        """Waits for the receipt. The trace of a sampled call counts the replacements by this gateway meanwhile."""
         if trace is None:
             return await self._wait_for_receipt(order, attempt)
         trace.set("tollway.settle.attempts", 1)
@@ -627,7 +620,7 @@ class Settlement:
 
 
 def outcome_label(outcome: SettlementOutcome) -> OutcomeLabel | None:
-    """The label of the metric; None where another gateway counts the end."""
+    """Returns None where another gateway counts the end."""
     match outcome:
         case Settled():
             return OutcomeLabel.SETTLED
@@ -642,7 +635,7 @@ def outcome_label(outcome: SettlementOutcome) -> OutcomeLabel | None:
 
 
 def describe_outcome(outcome: SettlementOutcome) -> dict[str, str | None]:
-    """The fields of the outcome for the log, without secrets."""
+    """The fields of the log, without secrets."""
     end = outcome_label(outcome)
     tx_hash = outcome.tx_hash if isinstance(outcome, Undecided) else None
     if isinstance(outcome, Settled):
@@ -655,8 +648,7 @@ def describe_outcome(outcome: SettlementOutcome) -> dict[str, str | None]:
 
 
 class Orphans:
-    """Settlements that this gateway may have to mark orphaned. Used from one event loop. `clock`: monotonic seconds, so that a
-    wall clock that is set back delays no call."""
+    """Settlements that this gateway may have to mark orphaned. Used from one event loop. `clock`: monotonic seconds."""
 
     def __init__(self, ledger: SettlementLedger, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
@@ -668,7 +660,7 @@ class Orphans:
         self._due_s[close.call_id] = (close, self._clock() + (ORPHAN_AFTER_S if is_waited_for else 0))
 
     async def mark_due(self) -> None:
-        """Marks due settlements orphaned. Raises `StorageUnavailable`; the others stay for the next run."""
+        """Marks due settlements orphaned. After `StorageUnavailable`, the others stay for the next run."""
         now_s = self._clock()
         for call_id, (close, due_s) in list(self._due_s.items()):
             if due_s <= now_s:

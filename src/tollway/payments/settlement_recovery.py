@@ -75,8 +75,6 @@ Receipts = Mapping[TxHash, ChainFacts | NotMined]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OrphanedCall:
-    """One orphaned call, with the receipts of its transactions."""
-
     call: AuthorizedCall
     asset: Asset
     depth: int
@@ -90,7 +88,7 @@ class _OrphanedCall:
 
 
 class SettlementRecovery:
-    """Recovers orphaned settlements. One per process; the leading gateway calls `run_once` at an interval."""
+    """Recovers orphaned settlements. The leading gateway calls `run_once` at an interval."""
 
     def __init__(
         self,
@@ -107,7 +105,6 @@ class SettlementRecovery:
         metrics: SettlementMetrics = NO_METRICS,
         traces: TraceSampler | None = None,
     ) -> None:
-        """`traces`: None where no call is traced."""
         self._traces = traces
         self._ledger = ledger
         self._gas_ledger = gas_ledger
@@ -125,7 +122,6 @@ class SettlementRecovery:
         self._deploying: dict[tuple[ChainId, Address], CallId] = {}
 
     async def run_once(self) -> None:
-        """Checks the nonces of the gas keys and the orphaned calls. Raises `StorageUnavailable`."""
         nonce_failure = await run_contained(self._replacer.run_once)
         calls = await self._ledger.unsettled(limit=self._limits.sweep_batch_max)
         open_ids = {call.call_id for call in calls}

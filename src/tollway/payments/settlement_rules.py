@@ -94,14 +94,12 @@ class SettlementRules:
         return min(limits.settle_wait_s + (depth - 1) * self.block_time_s, _wait_s_max(limits))
 
     def is_in_time(self, depth: int, *, limits: "Limits") -> bool:
-        """Whether that wait is long enough for the expected block time."""
         return limits.settle_wait_s + (depth - 1) * self.block_time_s <= _wait_s_max(limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementDefaults:
-    """Defaults in the units of the settings: the listing's currency, gwei, and the native currency. `native_price` None: the
-    price of this network's coin is unknown."""
+    """The units are those of the settings: the listing's currency, gwei, the native currency. `native_price` None: it is unknown."""
 
     settlement_min: str
     native_price: str | None
@@ -162,7 +160,6 @@ def is_code_trusted(record: "CodeRecord | None") -> bool:
 
 
 def settlement_defaults(chain_id: ChainId, kind: NetworkKind) -> SettlementDefaults:
-    """The defaults of a network. Gas of a test network is free."""
     return _BY_CHAIN.get(chain_id, _TEST if kind == "test" else _OTHER)
 
 

@@ -19,20 +19,18 @@ from tollway.payments.transaction_lookup import LookupCharge, TransactionLookup
 from tollway.payments.transaction_rules import NoLongerPays, NotCanonical, StillPays, recheck_payment
 
 TransactionFinding = ChainFacts | NotMined | ChainUnavailable
-"""What one chain says about a transaction. `ChainUnavailable`: nothing that counts."""
+"""`ChainUnavailable`: the chain gave no response that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedTransaction:
-    """One transaction on each configured chain, and in the ledger."""
-
     tx_hash: TxHash
     answers: Mapping[ChainId, TransactionFinding]
     recorded: RecordedTransaction
 
 
 class TransactionInspector:
-    """Safe to use from many tasks at once. `lookup`: of the verifier, so that its look-ups of the same transaction are shared."""
+    """`lookup`: of the verifier, so that both share the look-ups of a transaction."""
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class TransactionInspector:
 def recheck(
     found: InspectedTransaction, payment: Payment, rules: Mapping[ChainId, ChainRules]
 ) -> StillPays | NotCanonical | NoLongerPays | None:
-    """What the watcher would find about a recorded payment of the transaction now. None where its chain gave no answer that counts."""
+    """The watcher's result for a recorded payment of the transaction now. None where its chain gave no response that counts."""
     match found.answers.get(payment.chain_id):
         case ChainFacts() as facts:
             return recheck_payment(facts, payment, rules[payment.chain_id])

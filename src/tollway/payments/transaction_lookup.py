@@ -27,7 +27,7 @@ class LookupCharge:
         self._lock = asyncio.Lock()  # several networks are read at once under one charge
 
     async def take(self) -> None:
-        """Raises `Refusal` (`rate_limited`) when the address or the signer has used up its quota."""
+        """Raises `Refusal` (`rate_limited`)."""
         async with self._lock:
             if not self._is_taken:
                 await self._charge()
@@ -53,7 +53,6 @@ class LookupCharge:
             self._quota.give_back(client_address=self._client_address, signer=self._signer)
 
     def keep(self) -> None:
-        """Makes the charge count for every result of the look-up."""
         self._is_kept = True
 
     def count_unresolved(self) -> None:
@@ -109,7 +108,7 @@ class TransactionStatus:
 
 
 class TransactionStatusReader:
-    """Reads one transaction from every configured chain. Safe to use from many tasks at once."""
+    """Reads one transaction from every configured chain."""
 
     def __init__(self, chains: ChainReader, *, quota: LookupQuota) -> None:
         self._chains = chains

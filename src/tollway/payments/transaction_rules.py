@@ -108,8 +108,6 @@ class HeldByRestore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The transaction does not pay for this listing and never will."""
-
     reason: TransactionReason
 
 
@@ -142,7 +140,7 @@ def find_movements(facts: ChainFacts, given: VerificationInput) -> tuple[Movemen
 
 
 def is_before(facts: ChainFacts, payee: Payee) -> bool:
-    """Whether the transaction is older than the payee, by more than the slack."""
+    """Whether the transaction is older than the payee by more than the slack."""
     return facts.block_time < payee.since_s - PAYEE_SLACK_S
 
 
@@ -420,7 +418,6 @@ def explain_result(
 
 
 def refuse_transaction(reason: TransactionReason) -> Problem:
-    """`payment_verification_failed`: the transaction does not pay for this listing and never will."""
     return Problem(
         code=Code.PAYMENT_VERIFICATION_FAILED,
         detail=_DETAILS[reason],

@@ -118,7 +118,7 @@ class PresentedProof:
 
 
 class SignerCheck:
-    """Finds the payers that signed a proof: by key, or by a call of a contract wallet. Safe to use from many tasks at once."""
+    """Finds the payers that signed a proof: by key, or by a call of a contract wallet."""
 
     def __init__(self, verifier: SignatureVerifier) -> None:
         self._verifier = verifier
@@ -131,7 +131,7 @@ class SignerCheck:
     async def find_signers(
         self, presented: PresentedProof, chain_id: ChainId, payers: Iterable[Address]
     ) -> tuple[Address, ...]:
-        """The payers that signed. Raises `ChainUnavailable`, and `Refusal` (`rate_limited`)."""
+        """Raises `ChainUnavailable`, and `Refusal` (`rate_limited`)."""
         known = tuple(dict.fromkeys(payer for payer in payers if payer != ZERO_ADDRESS))
         signed = tuple(payer for payer in known if payer in presented.keys(chain_id))
         if signed:
@@ -142,7 +142,6 @@ class SignerCheck:
         return ()
 
     def mark_spent(self, chain_id: ChainId, payer: Address) -> None:
-        """Records that a payment of this wallet has bought something."""
         count = self._unclaimed.get((chain_id, payer))
         if count is not None:
             self._unclaimed[(chain_id, payer)] = max(0, count - 2)
@@ -227,15 +226,13 @@ class SpendablePayment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Verification:
-    """The input of a chain look-up: a proof, the listing of its request, and the transaction as the ledger has it."""
-
     presented: PresentedProof
     entry: CatalogEntry
     recorded: RecordedTransaction
 
 
 class TransactionVerifier:
-    """Verifies transactions. Safe to use from many tasks at once; look-ups of one transaction share one flight."""
+    """Verifies transactions; look-ups of one transaction share one request."""
 
     def __init__(
         self,
@@ -278,11 +275,8 @@ class TransactionVerifier:
         *,
         on_chain: Callable[[], None] = lambda: None,
     ) -> tuple[SpendablePayment, ...] | Problem:
-        """The payments of the transaction that this caller may spend on this listing, or the problem. `on_chain` is called before the
-        chain is read for the first presentation of a transaction.
-
-        Raises `ChainUnavailable` and `StorageUnavailable`.
-        """
+        """The payments of the transaction that this caller may spend on this listing, or the problem. `on_chain` is called before the chain is read
+        for the first presentation of a transaction."""
         remembered = await self._list_counting(self._known.get(proof.tx_hash, ()), proof, entry)
         if found := match_keys(remembered, proof, request, entry.listing.id):
             return found  # the usual case: no contract and no chain is called, so no look-up can be charged
@@ -298,7 +292,7 @@ class TransactionVerifier:
         return outcome
 
     def is_known(self, tx_hash: TxHash, payments: Sequence[SpendablePayment]) -> bool:
-        """Whether the cache still holds these payments of that transaction: the same objects."""
+        """Whether the cache still holds these very objects for the transaction."""
         known = set(map(id, self._known.get(tx_hash, ())))
         return bool(payments) and known.issuperset(map(id, payments))
 
@@ -375,7 +369,6 @@ class TransactionVerifier:
     async def _match(
         self, spendables: Sequence[SpendablePayment], presented: PresentedProof, entry: CatalogEntry
     ) -> tuple[SpendablePayment, ...]:
-        """The payments that count for this listing and whose payer signed."""
         proof = presented.proof
         counting = await self._list_counting(spendables, proof, entry)
         mine = match_keys(counting, proof, presented.request, presented.listing_id)
@@ -419,8 +412,7 @@ class TransactionVerifier:
     async def _check_network(
         self, outcome: tuple[SpendablePayment, ...] | Problem, proof: Proof, entry: CatalogEntry
     ) -> tuple[SpendablePayment, ...] | Problem:
-        """Replaces the refusal where the ledger has the payment on another network than the request names: the name is wrong, and
-        the response must not request another payment."""
+        """The refusal where the ledger has the payment on another network than the request names: it must not request another payment."""
         if (
             not isinstance(outcome, Problem)
             or outcome.code is not Code.PAYMENT_VERIFICATION_FAILED
@@ -608,8 +600,7 @@ def _is_one_enough(result: VerificationResult | NotMined, rules: ChainRules) -> 
 
 
 def _keep_unfinal(result: VerificationResult | NotMined) -> VerificationResult | NotMined:
-    """Marks a payment by one node's response as not final, also when that node reports it final: the watcher reads it again from
-    other nodes."""
+    """A payment by one node's response is not final, also when that node reports it final: the watcher reads it again from other nodes."""
     if not isinstance(result, Accepted):
         return result
     return Accepted(payments=tuple(replace(payment, is_final=False) for payment in result.payments))

@@ -48,7 +48,7 @@ _VALID_BEFORE = slice(4 + 4 * 32, 4 + 5 * 32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionFees:
-    """Prices per gas: the total maximum, and the part of it that goes to the block builder."""
+    """The maximum price per gas, and the block builder's part of it."""
 
     max_fee_wei: int
     tip_wei: int
@@ -76,7 +76,6 @@ def encode_settlement(authorization: Authorization, deployment: Deployment | Non
 
 
 def encode_transfer_call(authorization: Authorization) -> bytes:
-    """Calldata of `transferWithAuthorization`."""
     return encode_transfer_with_authorization(
         payer=authorization.payer,
         payee=authorization.payee,
@@ -143,7 +142,6 @@ def sign_attempt(
 def sign_replacement(
     attempt: SettlementAttempt, key: GasKey, *, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
-    """Signs the same transaction at another price."""
     before = read_transaction(attempt.raw)
     return _sign_instead(
         attempt, key, to=before.to, calldata=before.calldata, gas=before.gas, tx_fees=tx_fees, now_ms=now_ms
@@ -153,14 +151,12 @@ def sign_replacement(
 def sign_filler(
     attempt: SettlementAttempt, key: GasKey, *, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
-    """Signs a transaction that only uses the nonce: the key pays itself 0. It keeps the gas limit of `attempt`, because on some
-    networks the simplest transaction needs more gas."""
+    """The key pays itself 0. The gas limit stays that of `attempt`: on some networks the simplest transaction needs more gas."""
     gas = read_transaction(attempt.raw).gas
     return _sign_instead(attempt, key, to=key.address, calldata=b"", gas=gas, tx_fees=tx_fees, now_ms=now_ms)
 
 
 def read_fees(attempt: SettlementAttempt) -> TransactionFees:
-    """The fees of an attempt, read from its signed bytes."""
     tx_fields = read_transaction(attempt.raw)
     return TransactionFees(max_fee_wei=tx_fields.max_fee_wei, tip_wei=tx_fields.tip_wei)
 
@@ -263,7 +259,7 @@ async def sign_next(
 
 
 async def resend(chains: SettlementChain, attempt: SettlementAttempt) -> SendRefused | None:
-    """Sends a stored transaction to all nodes. Raises `ChainUnavailable`."""
+    """Sends a stored transaction to all nodes."""
     refused = await chains.resend_transaction(attempt.chain_id, attempt.raw)
     if refused is not None:
         _log.warning(
@@ -279,14 +275,12 @@ OPEN_MAX = 64
 FILL_AFTER_MS = 5_000
 """How long a transaction may take to reach the polled node."""
 FILLS_MAX = 16
-"""The maximum of missing nonces that one run fills."""
 GAP_MAX = 1_000
 """A wider gap is not filled: each nonce costs gas, and only one node reports the gap."""
 
 
 class TransactionReplacer:
-    """Replaces and resends transactions that are not mined. Used from one event loop: settlement recovery calls `run_once`, waiting
-    calls call `resend_before`."""
+    """Used from one event loop: settlement recovery calls `run_once`, waiting calls call `resend_before`."""
 
     def __init__(
         self,
@@ -308,7 +302,7 @@ class TransactionReplacer:
         """The sampled calls that wait for their transaction here."""
 
     async def run_once(self) -> None:
-        """Checks every sequence, also those of keys without gas. Raises `StorageUnavailable`."""
+        """Checks every sequence, also those of keys without gas."""
         sequences = [
             sequence
             for chain_id in self._gas_budget.chain_ids
@@ -415,13 +409,11 @@ class TransactionReplacer:
             await resend(self._chains, filler)
 
     def _is_unminable(self, attempt: SettlementAttempt, fault: SendFault) -> bool:
-        """Whether the attempt can never be mined unchanged: its price is too low, or a node refuses it for another reason and its
-        authorisation has expired."""
+        """Its price is too low, or a node refuses it for another reason and its authorisation has expired."""
         return fault is SendFault.UNDERPRICED or (fault is SendFault.OTHER and self._is_expired(attempt))
 
     def _is_younger(self, attempt: SettlementAttempt, age_ms: int) -> bool:
-        """Whether the attempt is younger than `age_ms`. False for a time in the future: this clock was set back, or another gateway's clock
-        is ahead."""
+        """False for a time in the future: this clock was set back, or another gateway's clock is ahead."""
         return 0 <= self._now_ms() - attempt.created_ms < age_ms
 
     def _is_expired(self, attempt: SettlementAttempt) -> bool:
@@ -443,8 +435,7 @@ class TransactionReplacer:
         )
 
     async def _replace(self, sequence: NonceSequence, attempt: SettlementAttempt) -> None:
-        """Replaces the attempt by the same transaction at a higher price, up to the maximum. Replaces it by a filler where its call
-        has ended and its authorisation has expired."""
+        """The same transaction at a higher price, up to the maximum; a filler where the call has ended and its authorisation has expired."""
         last = await self._find_last(attempt)
         if self._is_younger(last, round(self._limits.fee_bump_after_s * 1000)):
             return

@@ -62,7 +62,7 @@ class AuthorizationReason(StrEnum):
 
 
 def explain_authorization(reason: AuthorizationReason, detail: str | None = None) -> Problem:
-    """The refusal for that reason; `detail` replaces the general sentence."""
+    """`detail` replaces the general sentence."""
     code, sentence = _PROBLEMS[reason]
     return Problem(
         code=code,
@@ -188,7 +188,6 @@ _UINT256_MAX = 2**256 - 1
 _NAME_SHOWN_MAX = 40
 
 SIGNED_FIELDS = frozenset({"from", "to", "value", "validAfter", "validBefore", "nonce"})
-"""The members that `parse_transfer` reads."""
 
 
 class AuthorizationFields(TypedDict):
@@ -301,7 +300,7 @@ def find_unknown_member(*places: tuple[str, Mapping[str, Any], frozenset[str]]) 
 
 
 def _to_printable(name: str) -> str:
-    """Untrusted text, cut to a maximum length and to printable ASCII."""
+    """Cuts the text to a maximum length and to printable ASCII."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in name[:_NAME_SHOWN_MAX])
 
 

@@ -199,7 +199,6 @@ def _parse_payload(payload: Mapping[str, Any]) -> AuthorizationFields:
 def _list_signed_places(
     payload: Mapping[str, Any],
 ) -> tuple[tuple[str, Mapping[str, Any], frozenset[str]], ...]:
-    """The places in the payload for `find_unknown_member`."""
     authorization = take_object(payload, "authorization")
     return ("payload", payload, _PAYLOAD), ("payload.authorization", authorization, SIGNED_FIELDS)
 
@@ -220,7 +219,7 @@ def _find_identifier(extensions: object) -> str | None:
 
 
 def resource_json(resource: Resource) -> dict[str, Any]:
-    """`ResourceInfo`, without names and tags that facilitators would drop."""
+    """`ResourceInfo`, without names and tags that facilitators drop."""
     content: dict[str, Any] = {"url": resource.url}
     if resource.description:
         content["description"] = resource.description

@@ -32,8 +32,6 @@ class RateAllowance:
 
 
 class RateLimiter:
-    """One per process. Safe to use from many tasks at once."""
-
     def __init__(self, shared: "RedisWindows | None" = None) -> None:
         self._local = LocalWindows()
         self._shared = shared
@@ -52,7 +50,7 @@ class RateLimiter:
         return wait_s if is_allowed is None else None
 
     async def peek(self, item: RateLimitItem, *key: str) -> RateAllowance:
-        """The remaining hits. Counts nothing."""
+        """Counts nothing."""
         state = None if self._shared is None else await self._shared.peek(item, *key)
         local = self._local_allowance(item, key)
         if state is None:
@@ -119,7 +117,7 @@ _RATE_LIMIT_ITEMS: dict[str, type[RateLimitItem]] = {
 
 
 class Quota:
-    """A quota for a wallet and its client address. Safe to use from many tasks at once. `policy`: its public name; `noun`: the counted things, a plural."""
+    """A quota for a wallet and its client address. `policy`: its public name; `noun`: the counted things, a plural."""
 
     def __init__(
         self,
@@ -140,7 +138,7 @@ class Quota:
         self._by_address = make(amount * WALLETS_PER_ADDRESS, namespace=f"{name}-address")
 
     async def charge(self, wallet: Address, *, client_address: str) -> None:
-        """Counts one. Raises Refusal (429) when the wallet or the address has used its quota."""
+        """Raises Refusal (429) when the wallet or the address has used its quota."""
         bucket = client_bucket(client_address)
         # A refusal by address must not count for the wallet.
         allowance = await self._rate_limiter.peek(self._by_address, bucket)
@@ -160,7 +158,6 @@ class Quota:
                 raise self._refuse(subject, policy, item, allowance.wait_s)
 
     def count(self, wallet: Address, *, client_address: str) -> None:
-        """Counts one that `check` has passed."""
         self._rate_limiter.count_hit(self._by_wallet, wallet.hex())
         self._rate_limiter.count_hit(self._by_address, client_bucket(client_address))
 

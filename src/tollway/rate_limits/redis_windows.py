@@ -43,8 +43,7 @@ class RedisWindowState:
 
 
 class RedisWindows:
-    """The shared windows, one object per process. Safe to use from many tasks at once. `namespace` and `secret`: equal at all gateways that share windows;
-    keys are hashed with the secret."""
+    """The shared windows. `namespace` and `secret`: equal at all gateways that share windows; keys are hashed with the secret."""
 
     def __init__(
         self,
@@ -79,11 +78,11 @@ class RedisWindows:
         return self._is_up
 
     async def hit(self, item: RateLimitItem, *key: str) -> bool | None:
-        """Counts one hit if it is within the limit. True if it was counted; None without a response of the server."""
+        """Returns False at the limit; None without a response of the server."""
         return await self._send_if_up(lambda: self._limiter.hit(item, self._hash(key)))
 
     async def peek(self, item: RateLimitItem, *key: str) -> RedisWindowState | None:
-        """The state of a window; None without a response of the server. Counts nothing."""
+        """Counts nothing. None without a response of the server."""
         stats = await self._send_if_up(lambda: self._limiter.get_window_stats(item, self._hash(key)))
         return None if stats is None else RedisWindowState(left=stats.remaining, reset_s=stats.reset_time)
 

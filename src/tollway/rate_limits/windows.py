@@ -42,7 +42,6 @@ class _Window:
             self.slices.append(_Slice(leaves_s))
 
     def undo_hit(self) -> None:
-        """Removes the newest hit."""
         if not self.slices:
             return
         self.count -= 1
@@ -51,7 +50,6 @@ class _Window:
             self.slices.pop()
 
     def drop_expired(self, now_s: float) -> None:
-        """Removes the slices that have left the window."""
         while self.slices and self.slices[0].leaves_s <= now_s:
             self.count -= self.slices.popleft().count
 
@@ -68,7 +66,7 @@ class LocalWindows:
         return len(self._windows)
 
     def hit(self, item: RateLimitItem, *key: str) -> bool:
-        """Counts one hit if it is within the limit. True if it was counted."""
+        """Returns False at the limit."""
         now_s, name = self._clock(), item.key_for(*key)
         known = self._find(name, now_s)
         window = _Window() if known is None else known
@@ -81,7 +79,7 @@ class LocalWindows:
         return True
 
     def undo_hit(self, item: RateLimitItem, *key: str) -> None:
-        """Removes the newest hit of a window that is not empty."""
+        """The window is not empty."""
         window = self._find(item.key_for(*key), self._clock())
         if window is not None:
             window.undo_hit()

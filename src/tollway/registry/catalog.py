@@ -72,7 +72,7 @@ CreationOutcome = CreationBegun | CreationInProgress | OtherRequest | TooManyKey
 
 
 class Creations(Protocol):
-    """The store of idempotency keys of `POST /apis`. Every method is atomic and raises `StorageUnavailable` when the store is unavailable."""
+    """The store of idempotency keys of `POST /apis`. Every method is atomic."""
 
     async def begin(self, request: KeyedCreation, *, claim: bytes) -> CreationOutcome:
         """Takes the key, or returns its state. Of concurrent requests at all gateways one gets `CreationBegun`. A key
@@ -84,7 +84,7 @@ class Creations(Protocol):
         ...
 
     async def prune(self) -> int:
-        """Deletes keys older than `CREATION_KEY_TTL_S`; returns their number."""
+        """Returns the number of deleted keys."""
         ...
 
 
@@ -137,7 +137,6 @@ class ListingQuery:
 
     @property
     def start(self) -> int:
-        """The number of listings before this page."""
         return self.skip + (self.page - 1) * self.limit
 
 
@@ -183,8 +182,7 @@ class CatalogFacets:
 
 
 class Catalog(Protocol):
-    """The store of listings and their terms. Every method is atomic, durable when it returns, and raises `StorageUnavailable`
-    when the store is unavailable."""
+    """The store of listings and their terms. Every method is atomic, and durable when it returns."""
 
     async def publish(self, listing: Listing, *, heads: HeadTimes = NO_HEADS) -> None:
         """Adds a listing and its first terms. `heads`: read just before, of its networks."""
@@ -226,7 +224,7 @@ class Catalog(Protocol):
         ...
 
     async def terms_since(self, listing_id: ListingId, moment_ms: int) -> tuple[Terms, ...]:
-        """All versions that were in force at any time since `moment_ms`, newest first."""
+        """The newest version comes first."""
         ...
 
     async def list_payee_heads(self, entry: CatalogEntry, chain_id: ChainId) -> Mapping[Address, int]:
@@ -262,13 +260,10 @@ class Catalog(Protocol):
 
 
 SUSPENDED_MAX = 1_000
-"""Suspended listings that one command prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspendedListing:
-    """A listing that the operator suspended, for the operator's list."""
-
     id: ListingId
     name: str
     provider: Address

@@ -80,7 +80,6 @@ def list_left_out(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def measure_document(document: Mapping[str, Any]) -> tuple[int, int]:
-    """The bytes of the document as compact JSON, and its values."""
     size = values = 0
     for piece in _write_pieces(document, _PIECE_DEPTH):
         size += len(piece.encode())
@@ -100,8 +99,6 @@ def _write_pieces(value: object, depth: int) -> Iterator[str]:
 
 
 class _Shortener:
-    """Copies a document without what a step leaves out."""
-
     def __init__(self, document: Mapping[str, Any], step: Step) -> None:
         self._document = document
         self._step = step
@@ -162,7 +159,7 @@ def _drop_schemas(copied: Any, *, is_whole: bool) -> None:
 
 
 def _drop_unused(document: dict[str, Any], lost: list[str]) -> dict[str, Any]:
-    """The document without the components that nothing outside them leads to, and with the names of what it lost."""
+    """Components stay while something outside them leads to one of them."""
     components = document.get("components")
     if isinstance(components, dict):
         used = _find_used(document, components)

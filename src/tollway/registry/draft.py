@@ -88,7 +88,6 @@ class DraftRules:
     check_endpoint: Callable[[str], EndpointFault | None]
 
     def networks_of(self, currency: str) -> tuple[ChainId, ...]:
-        """The networks on which a currency is accepted."""
         return tuple(dict.fromkeys(asset.chain_id for asset in self.assets if asset.symbol == currency))
 
     def default_networks(self, currency: str) -> tuple[ChainId, ...]:
@@ -177,14 +176,13 @@ def find_nothing_served(
 
 
 def create_listing(draft: Draft, *, listing_id: ListingId, provider: Address, now_ms: int) -> Listing:
-    """The new listing of a draft."""
     return _to_listing(
         draft, listing_id=listing_id, provider=provider, created_ms=now_ms, updated_ms=now_ms, revision=1
     )
 
 
 def edit_listing(draft: Draft, previous: Listing, *, now_ms: int) -> Listing:
-    """The listing after an update. A suspension by the operator stays."""
+    """A suspension by the operator stays."""
     edited = _to_listing(
         draft,
         listing_id=previous.id,
@@ -456,7 +454,7 @@ def _read_upstream_auth(members: object, info: ValidationInfo) -> UpstreamAuth |
 
 
 class RateLimitBody(RequestModel):
-    """A limit per payer. An absent member is an error of its type."""
+    """An absent member is an error of its type."""
 
     calls: Annotated[int, Strict(), AfterValidator(in_range(1, RATE_CALLS_MAX))]
     per_seconds: Annotated[int, Strict(), AfterValidator(in_range(1, RATE_PER_S_MAX))]
@@ -566,7 +564,6 @@ def _is_document_wanted(body: Mapping[str, Any]) -> bool:
 
 
 def _to_draft(body: ListingBody, rules: DraftRules, previous: Listing | None) -> Draft:
-    """The draft of a valid body."""
     upstream_auth, openapi, openapi_url = body.upstream_auth, body.openapi, body.openapi_url
     is_document_wanted = openapi_url is not None and openapi is None
     if previous is not None:
@@ -601,13 +598,12 @@ def _to_draft(body: ListingBody, rules: DraftRules, previous: Listing | None) ->
 
 
 def find_document_fault(document: Mapping[str, Any]) -> str | None:
-    """The reason why a document cannot be listed; None when it can. Its operations and schemas are not checked here: parts
-    that cannot be read are left out later."""
+    """Returns None for a valid document. Does not check operations and schemas: parts that cannot be read are left out later."""
     return find_form_fault(document) or find_size_fault(document)
 
 
 def find_form_fault(document: Mapping[str, Any]) -> str | None:
-    """The reason why a document of any length cannot be listed; None when it can."""
+    """Applies to a document of any length."""
     if "swagger" in document:
         return "is Swagger 2.0; convert it to OpenAPI 3.0 or later"
     version = document.get("openapi")
@@ -624,7 +620,6 @@ def find_form_fault(document: Mapping[str, Any]) -> str | None:
 
 
 def find_size_fault(document: Mapping[str, Any]) -> str | None:
-    """The reason why a document cannot be stored; None when it can."""
     try:
         size, _ = measure_document(document)
     except UnicodeEncodeError:

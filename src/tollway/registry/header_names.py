@@ -85,7 +85,6 @@ _CONTROLS = frozenset({"authorization", "idempotency-key"})
 
 
 def is_header_name(name: str) -> bool:
-    """True for a valid name without `_`."""
     return _TOKEN.fullmatch(name) is not None
 
 

@@ -39,7 +39,6 @@ _UNCHARGED_STATUSES = frozenset({401, 402, 403, 407, 408, 425, 429})
 
 
 def is_charged(charge_on: ChargeOn, upstream_status: int) -> bool:
-    """Whether the caller is charged for an upstream's response with that status."""
     if 200 <= upstream_status <= 299 or upstream_status == 304:
         return True
     if charge_on is ChargeOn.SUCCESS:
@@ -49,7 +48,7 @@ def is_charged(charge_on: ChargeOn, upstream_status: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A price of its own for one method and path template, such as `GET /v1/cities/{city}`."""
+    """A price of its own, for one method and path template such as `GET /v1/cities/{city}`."""
 
     method: str
     path: str
@@ -66,7 +65,7 @@ class UpstreamAuth:
     value: str | None = field(repr=False)
 
     def reveal(self) -> str:
-        """The secret. The listing is served, so it is decrypted."""
+        """The listing is served, so the secret is decrypted."""
         assert self.value is not None
         return self.value
 
@@ -114,7 +113,6 @@ class Terms:
         return self.status == "active"
 
     def is_in_force_since(self, moment_ms: int) -> bool:
-        """True when this version was in force at some time from `moment_ms` until now."""
         return self.until_ms is None or self.until_ms >= moment_ms
 
 
@@ -157,7 +155,6 @@ class Listing:
     suspended_reason: str = ""
 
     def current_terms(self, *, since_ms: int) -> Terms:
-        """The version of the terms that this state of the listing puts in force at `since_ms`."""
         described, digests = self._list_described()
         return Terms(
             price=self.price,
@@ -278,7 +275,7 @@ def list_transaction_options(
 def payable_assets(
     assets: Iterable[Asset], *, currency: str, networks: Iterable[ChainId]
 ) -> tuple[Asset, ...]:
-    """The assets of that currency, in the order of the networks."""
+    """The networks decide the order."""
     known = tuple(assets)
     return tuple(
         asset
@@ -315,12 +312,11 @@ def is_offered(listing: Listing, parameter: DocumentParameter) -> bool:
 
 
 def _list_forwarded(listing: Listing) -> frozenset[str]:
-    """The headers that the upstream of a listing gets of a request, in lower case."""
+    """The names are in lower case."""
     return frozenset(name.lower() for name in (*ALWAYS_FORWARDED, *listing.forward_headers))
 
 
 def has_documented_operations(content: Mapping[str, Any] | None, methods: Sequence[str]) -> bool:
-    """Whether a document has an operation that a listing with those methods serves."""
     operations = ProviderDocument(content or {}).operations
     return any(accepts_method(methods, operation.method) for operation in operations)
 
@@ -377,7 +373,7 @@ class RevisionCache(Generic[T]):
         return entry[1]
 
     def put(self, listing: Listing, key: Hashable, made: T) -> T:
-        """Stores the value in place of that of an older state; returns it."""
+        """The value of an older state goes."""
         place = (listing.id, key)
         self._entries[place] = (weakref.ref(listing), made)
         self._entries.move_to_end(place)

@@ -139,13 +139,12 @@ def _refuse_patched_document(patch: Mapping[str, Any]) -> list[FieldError]:
 
 
 def list_dropped_operations(listing: Listing, previous: Listing) -> tuple[Operation, ...]:
-    """The operations with a price of their own that `previous` has and `listing` has not."""
     kept = {(one.method, path_shape(one.path)) for one in listing.operations}
     return tuple(one for one in previous.operations if (one.method, path_shape(one.path)) not in kept)
 
 
 def warn_about_edit(listing: Listing, previous: Listing) -> tuple[ListingWarning, ...]:
-    """The warnings about what an edit does to operations with a price of their own. A dry run has the same ones."""
+    """A dry run has the same warnings."""
     return (
         *warn_about_dropped(list_dropped_operations(listing, previous)),
         *_warn_about_kept_prices(listing, previous),
@@ -153,7 +152,7 @@ def warn_about_edit(listing: Listing, previous: Listing) -> tuple[ListingWarning
 
 
 def warn_about_dropped(dropped: Iterable[Operation]) -> tuple[ListingWarning, ...]:
-    """The warning about operations that an edit drops; empty without one."""
+    """Returns no warning where nothing is dropped."""
     names = _list_names(f"{one.method} {one.path}" for one in dropped)
     if not names:
         return ()
@@ -165,7 +164,7 @@ def warn_about_dropped(dropped: Iterable[Operation]) -> tuple[ListingWarning, ..
 
 
 def _warn_about_kept_prices(listing: Listing, previous: Listing) -> tuple[ListingWarning, ...]:
-    """The warning about operations whose own price an edit of `pricePerRequest` does not change; empty without one."""
+    """Operations whose own price an edit of `pricePerRequest` does not change."""
     if listing.price.nano == previous.price.nano:
         return ()
     earlier = {(one.method, path_shape(one.path), one.price.nano) for one in previous.operations}
@@ -185,7 +184,6 @@ def _warn_about_kept_prices(listing: Listing, previous: Listing) -> tuple[Listin
 
 
 def _list_names(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
     listed = list(names)
     more = len(listed) - DROPPED_NAMED_MAX
     return ", ".join(listed[:DROPPED_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

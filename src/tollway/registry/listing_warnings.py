@@ -48,7 +48,6 @@ ENDPOINT_UNPROTECTED = ListingWarning(
 
 
 def list_warnings(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWarning, ...]:
-    """The warnings that depend on the listing and the accepted assets only."""
     return (
         *_warn_about_price(listing, assets),
         *_warn_about_headers(listing),
@@ -101,14 +100,12 @@ def _highest_price(prices: Iterable[Price]) -> Price:
 
 
 NAMED_MAX, NAME_CHARACTERS_MAX = 5, 80
-"""How many names a warning has, and the characters of each."""
 
 _DATA_MEMBERS = frozenset({"example", "examples", "default", "enum", "const"})
 """Members whose values are data of the API. A `$ref` in them is no reference."""
 
 
 def _warn_about_document(listing: Listing) -> tuple[ListingWarning, ...]:
-    """None without a document."""
     document = listing.openapi
     if not document:
         return ()

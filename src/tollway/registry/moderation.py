@@ -19,7 +19,7 @@ REVISE_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedWallet:
-    """A wallet that the operator blocked. A refusal repeats `reason`."""
+    """A refusal repeats `reason`."""
 
     wallet: Address
     reason: str
@@ -27,7 +27,7 @@ class BlockedWallet:
 
 
 class Moderation(Protocol):
-    """The store of blocked wallets. Methods raise `StorageUnavailable` when it is unavailable; `find_block` reads memory only."""
+    """The store of blocked wallets. `find_block` reads memory only."""
 
     def find_block(self, wallet: Address) -> BlockedWallet | None:
         """Cheap: every call reads it. A block by this process counts at once, a block by another process after `refresh`."""
@@ -46,7 +46,7 @@ class Moderation(Protocol):
         ...
 
     async def list_blocked(self) -> tuple[BlockedWallet, ...]:
-        """All blocks, oldest first."""
+        """The oldest block comes first."""
         ...
 
 
@@ -124,7 +124,6 @@ def _format_reason(reason: str) -> str:
 
 
 def explain_block(block: BlockedWallet) -> Problem:
-    """The refusal of a provider's request."""
     return Problem(code=Code.WALLET_BLOCKED, detail=describe_block(block))
 
 

@@ -35,8 +35,7 @@ _VARIABLES_MAX = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentParameter:
-    """A parameter. `name` is the document's, but for a path variable, which has a plain name. `content`: the parameter
-    object, untrusted."""
+    """`name` is the document's; a path variable has a plain name. `content`: the parameter object, untrusted."""
 
     name: str
     place: Place
@@ -56,7 +55,7 @@ class DocumentOperation:
 
 
 class ProviderDocument:
-    """A document whose operations are read once."""
+    """Reads the operations of a document once."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
@@ -102,7 +101,7 @@ class ProviderDocument:
         yield from list(found.values())[:PARAMETERS_MAX]
 
     def list_response_headers(self, operation: DocumentOperation) -> Iterator[str]:
-        """The names of headers of the responses of an operation, in lower case."""
+        """The names are in lower case."""
         responses = operation.content.get("responses")
         for raw in list(responses.values())[:RESPONSES_MAX] if isinstance(responses, Mapping) else ():
             headers = (self.resolve(raw) or {}).get("headers")
@@ -132,7 +131,7 @@ def walk_operations(content: Mapping[str, Any]) -> Iterator[DocumentOperation]:
 
 
 def count_operations(content: Mapping[str, Any]) -> int:
-    """The number of operations of a document, unreadable ones included."""
+    """Counts unreadable operations too."""
     paths = content.get("paths")
     entries = (resolve_in(content, raw) for raw in (paths.values() if isinstance(paths, Mapping) else ()))
     return sum(method in entry for entry in entries if entry is not None for method in METHODS)
@@ -210,10 +209,10 @@ class YamlRefused(ValueError):
 def parse_yaml_object(raw: bytes, *, values_max: int = YAML_VALUES_MAX) -> dict[str, Any]:
     """The members of the one document in UTF-8 text. A text of 1 MiB takes up to a second: do not call this in the event loop.
 
-    An alias (`*name`) is a copy of what its anchor (`&name`) names, and a merge key (`<<`) copies its members where the object has none of that name
-    (YAML 1.1 merge type). Raises YamlRefused for text that is not YAML, with line and column, for an alias of nothing or within its own anchor, for more
-    values or characters than `values_max` and `YAML_CHARACTERS_MAX` after all copies, tags beyond those of JSON, a key that is not a scalar or is repeated, more than one
-    document, and nesting deeper than `DEPTH_MAX`.
+    An alias (`*name`) is a copy of what its anchor (`&name`) names, and a merge key (`<<`) copies its members where the object has none of
+    that name (YAML 1.1 merge type). Raises YamlRefused for text that is not YAML (with line and column), for more than one document, and
+    for nesting deeper than `DEPTH_MAX`. It also refuses an alias of nothing or within its own anchor, tags beyond those of JSON, and a key
+    that is not a scalar or is repeated. After all copies there are at most `values_max` values and `YAML_CHARACTERS_MAX` characters.
     """
     import yaml  # noqa: PLC0415 - only documents that are not JSON need it
 
@@ -234,7 +233,7 @@ def parse_yaml_object(raw: bytes, *, values_max: int = YAML_VALUES_MAX) -> dict[
 
 
 class _YamlReader:
-    """Builds the value of one document from the events of its parser. Copies of anchors count as values, so that a short text stays a short document."""
+    """Copies of anchors count as values, so that a short text stays a short document."""
 
     def __init__(self, events: Iterator[Any], *, values_max: int) -> None:
         self._events = self._follow(events)

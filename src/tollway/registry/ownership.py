@@ -139,7 +139,6 @@ def apply_check(
 
 
 def is_still_of(ownership: Ownership, *, origin: str, pay_to: Address) -> bool:
-    """Whether the ownership applies to a listing with that origin and that payee."""
     return ownership.origin == origin and ownership.signer in (None, pay_to)
 
 
@@ -165,7 +164,7 @@ class OwnershipClaim:
 
 
 class Ownerships(Protocol):
-    """The store of ownerships. Every method is atomic, durable when it returns, and raises `StorageUnavailable`."""
+    """The store of ownerships. Every method is atomic, and durable when it returns."""
 
     async def find(self, listing_id: ListingId) -> Ownership | None:
         """The ownership; None when it was never checked, or when there is no such listing."""
@@ -174,8 +173,7 @@ class Ownerships(Protocol):
     async def record_check(
         self, challenge: Challenge, proved: Iterable[Method], *, now_ms: int, failures_max: int
     ) -> Ownership | None:
-        """Writes the result of a check. None, and nothing written, when the listing is retired or has changed since in
-        a member of its `OwnershipClaim`."""
+        """Returns None, and writes nothing, when the listing is retired or has changed in a member of its `OwnershipClaim`."""
         ...
 
     async def find_due(self, *, before_ms: int, limit: int) -> tuple[OwnershipClaim, ...]:
@@ -183,7 +181,7 @@ class Ownerships(Protocol):
         ...
 
     async def find_owner(self, origin: str) -> Address | None:
-        """The provider of the oldest listing with a proof of this origin."""
+        """Of several listings with a proof of this origin, the oldest counts."""
         ...
 
     async def is_verified(self, listing_id: ListingId) -> bool:

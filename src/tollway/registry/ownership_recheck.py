@@ -19,8 +19,6 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OriginCheck:
-    """The key of one check: a provider's listings at one origin, with one payee."""
-
     origin: str
     provider: Address
     pay_to: Address
@@ -47,7 +45,7 @@ class OwnershipRecheck:
         self._batch_max = batch_max
 
     async def check_due(self) -> None:
-        """Checks all due listings, batch by batch. Raises StorageUnavailable: listings without a written result stay due."""
+        """Checks all due listings, batch by batch. After `StorageUnavailable`, listings without a written result stay due."""
         while True:
             before_ms = self._now_ms() - int(self._limits.ownership_recheck_s * 1000)
             claims = await self._ownerships.find_due(before_ms=before_ms, limit=self._batch_max)
@@ -56,7 +54,7 @@ class OwnershipRecheck:
                 return
 
     async def _check(self, claims: tuple[OwnershipClaim, ...]) -> int:
-        """Checks the claims; returns the number of written results."""
+        """Returns the number of written results."""
         by_origin: dict[_OriginCheck, list[Challenge]] = {}
         for claim in claims:
             challenge = self._challenge(claim)

@@ -45,8 +45,6 @@ def loose_path(normal: str) -> str:
 
 
 class PricedOperation(Protocol):
-    """The members of `registry.listing.Operation` that matching needs."""
-
     @property
     def method(self) -> str: ...
     @property
@@ -72,8 +70,7 @@ def priced_verb(method: str) -> str:
 def find_most_specific(
     operations: Sequence[PricedOperationT], path: str, *, is_loose: bool = False
 ) -> PricedOperationT | None:
-    """The most specific operation whose template matches `path`, in normal form. `is_loose`: as a server matches that ignores
-    case and decodes twice."""
+    """`path` is in normal form. `is_loose`: as a server matches that ignores case and decodes twice."""
     found = [one for one in operations if compile_template(one.path).find(is_loose=is_loose).fullmatch(path)]
     # Segment by segment from the left: plain text, then text with a variable, then a bare variable.
     return min(found, key=lambda operation: compile_template(operation.path).rank, default=None)
@@ -133,7 +130,7 @@ class PathTree(Generic[T]):
         self._root: _PathNode[T] = _PathNode()
 
     def add(self, template: str, value: T) -> None:
-        """Adds a template in normal form. Of two templates of one shape the first counts."""
+        """`template` is in normal form. Of two templates of one shape the first counts."""
         node = self._root
         for segment in template.split("/"):
             text = _TREE_VARIABLE.sub("", segment)
@@ -190,7 +187,6 @@ _SEPARATORS = frozenset(b"/\\;%")
 
 
 def find_path_fault(path: str) -> str | None:
-    """The error of a template; None when it is valid."""
     if not path.startswith("/"):
         return "must begin with /"
     if path == "/":

@@ -48,7 +48,6 @@ UNKNOWN_REPUTATION = Reputation()
 
 
 def rank_weight(quality: Quality | None) -> float:
-    """The factor of a listing's relevance."""
     return 1.0 if quality is None else rate_weight(quality.success_ppm)
 
 
@@ -81,7 +80,6 @@ _DAY_MS = 86_400_000
 
 
 def day_of(now_ms: int) -> int:
-    """The UTC day since the epoch."""
     return now_ms // _DAY_MS
 
 
@@ -90,7 +88,6 @@ def first_day(today: int) -> int:
 
 
 def bucket_of(latency_ms: int) -> Bucket:
-    """The bucket of a call that succeeded."""
     if latency_ms < _EXACT:
         return Bucket(1 + max(latency_ms, 0))
     shift = latency_ms.bit_length() - 1 - _PARTS_BITS
@@ -110,7 +107,7 @@ def latency_of(bucket: Bucket) -> int:
 
 
 def summarise(counts: Mapping[Bucket, int]) -> Quality | None:
-    """The quality of the calls of 30 days; None when they are fewer than `CALLS_MIN`."""
+    """Returns None for fewer calls than `CALLS_MIN`."""
     calls = sum(counts.values())
     if calls < CALLS_MIN:
         return None
@@ -169,7 +166,7 @@ class QualityTally:
         self._counts: dict[tuple[ListingId, Bucket], int] = {}
 
     def count_call(self, listing_id: ListingId, bucket: Bucket) -> None:
-        """Counts one call. Every paid call runs it."""
+        """Every paid call runs it."""
         key = (listing_id, bucket)
         known = self._counts.get(key)
         if known is not None:
@@ -178,20 +175,18 @@ class QualityTally:
             self._counts[key] = 1
 
     def take_counts(self) -> QualityCounts:
-        """Returns all counts and resets them."""
+        """The tally then starts at zero."""
         taken, self._counts = self._counts, {}
         return taken
 
     def restore_counts(self, counts: QualityCounts) -> None:
-        """Adds counts that could not be written."""
         for key, count in counts.items():
             if key in self._counts or len(self._counts) < TALLY_KEYS_MAX:
                 self._counts[key] = self._counts.get(key, 0) + count
 
 
 class QualityRecords(Protocol):
-    """The store of counts. Safe to call from many gateways at once. Every method is atomic and raises `StorageUnavailable` when
-    the store is unavailable. Writes are not flushed: a crash of the machine may lose them."""
+    """The store of counts. Every method is atomic. Writes are not flushed: a crash of the machine may lose them."""
 
     async def add(self, counts: QualityCounts, *, day: int) -> None:
         """Adds calls of that day. `Catalog.reputation` and lists show them after `update_sums`."""
@@ -202,16 +197,12 @@ class QualityRecords(Protocol):
         listings are left out. Of concurrent updates the last one includes all counts added before it."""
         ...
 
-    async def read_days(self, listing_id: ListingId, *, today: int) -> Mapping[int, Mapping[Bucket, int]]:
-        """The counts of a listing by day, of the days that count."""
-        ...
+    async def read_days(self, listing_id: ListingId, *, today: int) -> Mapping[int, Mapping[Bucket, int]]: ...
 
-    async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]:
-        """Listings whose sums are those of an earlier day."""
-        ...
+    async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]: ...
 
     async def forget(self, *, today: int, rows_max: int) -> int:
-        """Deletes counts of days that do not count any more; returns the number of deleted rows."""
+        """Returns the number of deleted rows."""
         ...
 
 

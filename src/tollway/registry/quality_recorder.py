@@ -11,7 +11,6 @@ from tollway.registry.quality import QualityRecords, QualityTally, day_of
 BATCH = 10
 """Listings whose sums one transaction updates. It is small, because on SQLite the claims of calls wait while this transaction writes."""
 ADDED_MAX = 200
-"""Counts that one transaction writes."""
 BATCHES_MAX = 20
 """Batches of sums in one run; the remaining listings are due at the next run."""
 BUSY_CALLS = 500
@@ -25,7 +24,7 @@ DELETED_MAX = 1_000
 
 
 class QualityRecorder:
-    """The recorder of one process. Every gateway runs `write_counts` periodically; only the leader runs `refresh_sums`."""
+    """Every gateway runs `write_counts` periodically; only the leader runs `refresh_sums`."""
 
     def __init__(self, records: QualityRecords, *, tally: QualityTally, now_ms: Callable[[], int]) -> None:
         self._records = records
@@ -35,7 +34,7 @@ class QualityRecorder:
         self._not_before_ms: dict[ListingId, int] = {}
 
     async def finish(self) -> None:
-        """Writes all counts before the process stops."""
+        """Call it before the process stops."""
         try:
             async with asyncio.timeout(STOP_DEADLINE_S):
                 await self.write_counts(is_last=True)
@@ -43,8 +42,8 @@ class QualityRecorder:
             pass  # the database is unavailable: the counts that it does not have are lost
 
     async def write_counts(self, *, is_last: bool = False) -> None:
-        """Writes the new counts and updates the sums that are due. `is_last`: also those of busy listings.
-        Raises StorageUnavailable: the rest is due at the next run."""
+        """Writes the new counts and updates the sums that are due. `is_last`: also those of busy listings. After `StorageUnavailable`, the rest is
+        due at the next run."""
         now_ms = self._now_ms()
         counts = list(self._tally.take_counts().items())
         for start in range(0, len(counts), ADDED_MAX):
@@ -72,8 +71,8 @@ class QualityRecorder:
                 self._not_before_ms[listing_id] = now_ms + BUSY_WAIT_MS
 
     async def refresh_sums(self) -> None:
-        """Updates the sums that were computed on an earlier day, and deletes counts that are too old, in small transactions. Raises
-        StorageUnavailable: the next run continues."""
+        """Updates the sums of an earlier day, and deletes counts that are too old, in small transactions. After `StorageUnavailable`, the next run
+        continues."""
         today = day_of(self._now_ms())
         while outdated := await self._records.find_outdated(today=today, count_max=BATCH):
             await self._records.update_sums(outdated, today=today)

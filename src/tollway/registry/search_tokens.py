@@ -11,14 +11,13 @@ from collections.abc import Iterable, Sequence
 from tollway.registry.listing import Listing
 
 WORD_LENGTH_MAX = 64
-"""The length to which a word is cut, in texts and in queries."""
+"""Longer words are cut to this length, in texts and in queries."""
 
 QUERY_WORDS_MAX = 16
-"""The maximum number of words of a query; further words are ignored."""
+"""Further words are ignored."""
 
 FIELDS = ("name", "description", "tags")
 FIELD_WEIGHTS = (10, 1, 5)
-"""The weight of each field in the order of relevance."""
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 """A word of folded ASCII text: ten times faster than a check of each character."""
@@ -56,7 +55,7 @@ def split_words(text: str) -> tuple[str, ...]:
 
 
 def query_words(text: str) -> tuple[str, ...]:
-    """The distinct words of a query; empty when it has none."""
+    """Returns nothing when the query has no word."""
     return tuple(dict.fromkeys(split_words(text)))[:QUERY_WORDS_MAX]
 
 
@@ -70,12 +69,11 @@ def fold(text: str) -> str:
 
 
 def searched_texts(listing: Listing) -> tuple[str, str, str]:
-    """The searched texts of a listing, in the order of `FIELDS`."""
+    """The texts have the order of `FIELDS`."""
     return listing.name, listing.description, " ".join(listing.tags)
 
 
 def matched_fields(listing: Listing, words: Sequence[str]) -> tuple[str, ...]:
-    """The fields that contain any of the words."""
     wanted = frozenset(words)
     texts = zip(FIELDS, searched_texts(listing), strict=True)
     return tuple(field for field, text in texts if wanted & frozenset(split_words(text)))
@@ -93,6 +91,6 @@ def rank_fields(fields: Iterable[Sequence[str]], words: Sequence[str]) -> float:
 
 
 def contains_all(texts: Iterable[str], words: Sequence[str]) -> bool:
-    """True when there is at least one word and each word is in one of the texts."""
+    """Returns False without any word."""
     present = {word for text in texts for word in split_words(text)}
     return bool(words) and present.issuperset(words)

@@ -60,7 +60,7 @@ def join_lines(text: str) -> str:
 
 
 def _is_refused(char: str, before: str) -> bool:
-    """Whether a character is refused. `before`: the previous character, empty for the first."""
+    """`before`: the previous character, empty for the first."""
     if char in _SELECTORS:
         return before in _SELECTORS or before in _JOINERS
     if char in _JOINERS:

@@ -155,7 +155,6 @@ def check_binary(binary: Path, package: AnvilPackage) -> Path:
 
 
 def cached_binary(package: AnvilPackage, environment: Mapping[str, str] = os.environ) -> Path:
-    """Where a fetched binary is kept: one file for each version and platform."""
     root = environment.get("XDG_CACHE_HOME") or str(
         Path(environment.get("HOME", "~")).expanduser() / ".cache"
     )

@@ -38,7 +38,7 @@ from tollway.sandbox.anvil_binary import AnvilUnavailable, find_anvil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """One function of a contract. `signature` is its canonical text, such as `transfer(address,uint256)`."""
+    """A function of a contract. `signature`: its canonical text, such as `transfer(address,uint256)`."""
 
     name: str
     inputs: tuple[str, ...]
@@ -100,8 +100,6 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """An artifact that is deployed at an address."""
-
     artifact: Artifact
     address: Address
 
@@ -227,7 +225,7 @@ class RpcRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinedReceipt:
-    """The receipt of a mined transaction. `contract` is set when it created one."""
+    """`contract`: of a transaction that created one."""
 
     tx_hash: TxHash
     succeeded: bool
@@ -253,7 +251,7 @@ class ChainDriver:
         self.chain_id = chain_id
 
     async def rpc(self, method: str, *params: Any, deadline_s: float = _DEADLINE_S) -> Any:
-        """Sends one JSON-RPC request and returns its `result`."""
+        """Returns the `result` of the response."""
         request = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         async with self._session.post(self.rpc_url, json=request, timeout=timeout) as response:
@@ -330,7 +328,7 @@ class ChainDriver:
         return signed.raw, signed.tx_hash
 
     async def deploy(self, artifact: Artifact, *arguments: Any, key: bytes) -> Contract:
-        """Creates a contract and waits until it is mined."""
+        """Returns when the contract is mined."""
         payload = artifact.encode_creation(arguments)
         receipt = await self.wait_receipt(
             await self.send(key=key, to=None, payload=payload, gas=_CREATION_GAS)
@@ -340,7 +338,7 @@ class ChainDriver:
         return Contract(artifact=artifact, address=receipt.contract)
 
     async def call(self, contract: Contract, function: str, *arguments: Any) -> Any:
-        """Calls a contract by `eth_call` at the latest block."""
+        """Sends `eth_call` at the latest block."""
         entry = contract.artifact.function(function)
         request = {"to": str(contract.address), "data": "0x" + entry.encode(arguments).hex()}
         return entry.decode(_parse_hex(await self.rpc("eth_call", request, "latest")))
@@ -429,8 +427,6 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anvil:
-    """A running test chain."""
-
     rpc_url: str
     chain_id: ChainId
     pid: int
@@ -526,7 +522,6 @@ async def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 USDC_ADDRESS = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
-"""Base Sepolia's USDC."""
 
 ROLES = ("provider", "caller", "stranger", "gas")
 START_ETH_WEI = 10 * 10**18
@@ -566,7 +561,6 @@ class Playground:
 
 
 def make_account(role: str) -> FundedAccount:
-    """A wallet with a fresh key and no funds."""
     key = secrets.token_bytes(32)
     return FundedAccount(role=role, address=derive_address(coincurve.PrivateKey(key)), key=key)
 

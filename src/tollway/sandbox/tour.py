@@ -36,8 +36,6 @@ class TourStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TourPayment:
-    """A mined transfer."""
-
     tx_hash: TxHash
     block: int
     sender: str
@@ -74,8 +72,6 @@ class TourFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TourResult:
-    """The listing, the last call and the payment of a walk-through."""
-
     api_id: str
     call_id: str
     payment: TxHash
@@ -111,7 +107,7 @@ class Tour:
         self._visitor = Wallet.from_key(playground.account("visitor").key)
 
     async def run(self) -> TourResult:
-        """Runs all steps. Raises `TourFailed` at the first one that fails."""
+        """Raises `TourFailed` at the first step that fails."""
         api_id = await self._publish()
         await self._prove(api_id)
         await self._find(api_id)
@@ -348,7 +344,6 @@ class Tour:
         body: bytes = b"",
         signer: Wallet | None = None,
     ) -> httpx.Response:
-        """Sends a request, reports its response and returns it."""
         sent = dict(headers or {})
         if body:
             sent["Content-Type"] = "application/json"
@@ -385,7 +380,7 @@ class Tour:
 
 
 def shorten_hex(text: str) -> str:
-    """The first and the last four digits of an address or a hash."""
+    """Keeps the first and the last four digits."""
     return f"{text[:6]}…{text[-4:]}"
 
 

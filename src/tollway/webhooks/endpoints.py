@@ -22,8 +22,6 @@ class EndpointState(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why an endpoint is stopped or disabled."""
-
     NOT_CONFIRMED = "not_confirmed"
     GONE = "gone"
     TOO_MANY_PENDING = "too_many_pending"
@@ -84,8 +82,7 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookDelivery:
-    """The delivery of one event to one endpoint, with the last attempt of the message that has it. `message_id` None: it waits for its first
-    message."""
+    """The delivery of an event to an endpoint, with the last attempt of its message. `message_id` None: it waits for its first message."""
 
     event_id: str
     type: str
@@ -100,8 +97,6 @@ class WebhookDelivery:
 
 
 class Resent(StrEnum):
-    """The result of a request to send an event again."""
-
     QUEUED = "queued"
     UNKNOWN = "unknown"
     PENDING = "pending"
@@ -109,14 +104,10 @@ class Resent(StrEnum):
 
 
 class Webhooks(Protocol):
-    """The endpoints and deliveries of wallets, for their owners. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`."""
-
-    async def register(self, new: NewEndpoint, *, count_max: int) -> WebhookEndpoint | NotRegistered:
-        """Adds an endpoint, where the wallet has fewer than `count_max`."""
-        ...
+    async def register(self, new: NewEndpoint, *, count_max: int) -> WebhookEndpoint | NotRegistered: ...
 
     async def list_of(self, wallet: Address) -> tuple[WebhookEndpoint, ...]:
-        """The endpoints of a wallet, oldest first."""
+        """The oldest endpoint comes first."""
         ...
 
     async def remove(self, wallet: Address, endpoint_id: str) -> bool:
@@ -190,7 +181,7 @@ class Attempt:
 
 
 class Outbox(Protocol):
-    """The queue of the gateway that delivers. Two gateways at once send a message twice at worst. Raises `StorageUnavailable`."""
+    """The queue of the gateway that delivers. Two gateways at once send a message twice at worst."""
 
     async def has_work(self, *, now_ms: int) -> bool:
         """True when a new event, a challenge or a message waits: the one question of a round without work."""
@@ -203,7 +194,7 @@ class Outbox(Protocol):
     async def find_challenges(
         self, *, now_ms: int, limit: int, taken: Taken = NONE_TAKEN
     ) -> Sequence[DueChallenge]:
-        """The challenges that are due, in the order of `find_due`."""
+        """The order is that of `find_due`."""
         ...
 
     async def find_due(self, *, now_ms: int, limit: int, taken: Taken = NONE_TAKEN) -> Sequence[DueEndpoint]:

@@ -99,7 +99,6 @@ def call_data(call: CallRecord, *, state: str, created_at: str) -> dict[str, Any
 
 
 def asset_of_call(call: CallRecord) -> Asset | None:
-    """The asset that pays a call, by its record."""
     if call.chain_id is None or call.asset is None:
         return None
     token = None if call.asset == "native" else Address.parse(call.asset)

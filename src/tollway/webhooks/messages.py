@@ -120,7 +120,6 @@ def _is_wallet(text: object, wallet: Address) -> bool:
 
 
 def format_secret(secret: bytes) -> str:
-    """`whsec_` and base64 with padding."""
     return _SECRET_PREFIX + base64.b64encode(secret).decode()
 
 

@@ -66,7 +66,7 @@ def find_next_attempt(
 
 
 def find_next_challenge(tries: int, *, now_ms: int) -> int | None:
-    """The time of the next challenge after `tries` failed ones; None after the last."""
+    """Returns None after the last challenge."""
     return now_ms + CHALLENGE_PAUSES_MS[tries - 1] if tries <= len(CHALLENGE_PAUSES_MS) else None
 
 

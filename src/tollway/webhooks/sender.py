@@ -107,7 +107,7 @@ class WebhookSender:
                 await self._task.pause(self._limits.webhook_poll_s)
 
     async def run_once(self) -> None:
-        """One round, to the end of its attempts."""
+        """Returns after the end of its attempts."""
         async with asyncio.TaskGroup() as group:
             await self.begin_round(group.create_task)
 
@@ -137,8 +137,7 @@ class WebhookSender:
         await self._maintain(now_ms)
 
     async def _find_turns(self, now_ms: int) -> list[DueChallenge | DueEndpoint]:
-        """What may begin now, in order. An origin takes turns between challenges and messages: endpoints that a stranger registers there do not hold up its
-        messages."""
+        """The order of attempts. An origin takes turns between challenges and messages: endpoints of a stranger there do not hold up its messages."""
         limit = 4 * self._limits.webhook_in_flight_max
         if self._slots.is_full:
             return []

@@ -53,7 +53,6 @@ class SendingSlots:
         return self._running >= self._limits.webhook_in_flight_max
 
     def list_taken(self, *, after: Address | None) -> Taken:
-        """What can begin no attempt now."""
         limits, now_s = self._limits, self._clock()
         return Taken(
             origins=frozenset(name for name, one in self._origins.items() if self._is_shut(one, now_s)),
@@ -94,7 +93,6 @@ class SendingSlots:
             origin.window = 1
 
     def forget_idle(self) -> None:
-        """Forgets the origins whose window has ended."""
         now_s = self._clock()
         kept_s = max(ORIGIN_KEPT_S, self._limits.webhook_origin_interval_s)
         for name, origin in list(self._origins.items()):

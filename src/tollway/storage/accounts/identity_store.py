@@ -72,7 +72,7 @@ signature_nonce_table = Table(
 
 
 class SqlSessions:
-    """Implements `SessionStore` over SQLite or PostgreSQL."""
+    """Implements `SessionStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -150,7 +150,7 @@ def _prune(connection: Connection, now_ms: int) -> int:
 
 
 class SqlPageSessions:
-    """Implements `PageSessionStore` over SQLite or PostgreSQL. `SqlSessions.prune` deletes the expired ones."""
+    """Implements `PageSessionStore`. `SqlSessions.prune` deletes the expired sessions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -208,7 +208,7 @@ wallet_block_table = Table(
 
 
 class ModerationStore:
-    """Implements `Moderation` over SQLite or PostgreSQL."""
+    """Implements `Moderation`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -255,7 +255,6 @@ class ModerationStore:
 
 
 def _read_blocks(connection: Connection) -> tuple[BlockedWallet, ...]:
-    """All blocks, oldest first."""
     columns = wallet_block_table.c
     statement = select(columns.wallet, columns.reason, columns.since_ms).order_by(
         columns.since_ms, columns.wallet

@@ -41,7 +41,7 @@ _LOCK_SPACE = 0x7669_6577
 
 
 class SqlViewers:
-    """Implements `ViewerStore` over SQLite or PostgreSQL."""
+    """Implements `ViewerStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -95,7 +95,6 @@ class SqlViewers:
         return await self._database.read(lambda connection: _parse(connection.execute(query)))
 
     async def prune(self, *, now_ms: int) -> int:
-        """Deletes the permissions that have ended."""
         ended = delete(viewer_table).where(viewer_table.c.until_ms <= now_ms)
         return await self._database.write(lambda connection: connection.execute(ended).rowcount, flush=False)
 

@@ -87,7 +87,6 @@ class Facet:
     few: "Facet | None" = None
 
     def select(self, *others: ColumnElement[bool]) -> Select[Any]:
-        """Selects the row numbers of its listings that satisfy `others`, unordered."""
         return select(self.seq).select_from(self.source).where(*self.where, *others)
 
     def holds(self, seq: ColumnElement[int]) -> ColumnElement[bool]:
@@ -104,11 +103,9 @@ class Facet:
 
     @property
     def is_of_all(self) -> bool:
-        """True for the set of all visible listings, which needs no count."""
         return self.index == _SHOWN
 
     def is_within(self, other: "Facet") -> bool:
-        """True when `other`, a facet of the same query, contains this set."""
         return other.is_of_all or (self.index == _PRICE and other.index in (_PRICE, _CURRENCY))
 
 
@@ -206,7 +203,6 @@ def _priced(query: ListingQuery) -> Facet:
 
 
 def _shown(name: str, **equal: object) -> Facet:
-    """The facet of visible listings whose columns equal these values."""
     index = _INDEX + name
     source = hint_index(listing_table, index)
     columns = source.c
@@ -215,7 +211,7 @@ def _shown(name: str, **equal: object) -> Facet:
 
 
 def _succeeding(rate: float) -> Facet:
-    """The facet of listings with at least this success rate. Contains listings that are not visible."""
+    """Contains listings that are not visible."""
     least = round_up_ppm(rate)
 
     def good(source: FromClause) -> Facet:
@@ -234,14 +230,13 @@ def _succeeding(rate: float) -> Facet:
 
 
 def _verified() -> Facet:
-    """The facet of listings with a proved origin. Contains listings that are not visible."""
+    """Contains listings that are not visible."""
     source = hint_index(ownership_table, _VERIFIED)
     where = (source.c.verified_ms.is_not(None),)
     return Facet(source=source, seq=source.c.listing_seq, where=where, index=_VERIFIED)
 
 
 def _weigh(seq: ColumnElement[int]) -> ColumnElement[float]:
-    """The weight of a listing's quality in its rank, as `rate_weight` computes it."""
     of = quality_table.alias("weighed")
     rate = of.c.success_ppm / literal(1_000_000.0, Double)
     factor = select(literal(RANK_WEIGHT_MIN, Double) + literal(RANK_WEIGHT_SPAN, Double) * rate * rate)
@@ -297,7 +292,6 @@ class _Hits:
         return self.select_by(self.lead)
 
     def select_by(self, lead: Facet, *, instead_of: Facet | None = None) -> Select[Any]:
-        """Selects the row numbers, unordered, with `lead` as the leading facet."""
         others = [
             facet.holds(lead.seq) for facet in self.facets if facet is not lead and facet is not instead_of
         ]
@@ -317,7 +311,6 @@ class _Hits:
 
 
 def find_page(connection: Connection, query: ListingQuery) -> tuple[list[int], int, bool]:
-    """The row numbers of the listings of a page, the total, and whether the total is a lower bound."""
     words = query_words(query.words) if query.words is not None else ()
     # A search without words finds no listing.
     if query.network_currencies == () or (query.words is not None and not words):
@@ -355,7 +348,6 @@ def count_facets(connection: Connection, query: ListingQuery) -> CatalogFacets:
 def _count_values(
     connection: Connection, seqs: Any, source: FromClause, value: ColumnElement[Any], seq: ColumnElement[int]
 ) -> tuple[tuple[Any, int], ...]:
-    """The most frequent values of a column over the listings, with their counts."""
     count = func.count().label("listings")
     counted = (
         select(value, count)
@@ -368,7 +360,7 @@ def _count_values(
 
 
 def _select_newest(connection: Connection, query: ListingQuery) -> tuple[Select[Any], int, bool] | None:
-    """Selects the row numbers of the newest `TOTAL_EXACT_MAX` listings of a query, with its total as `find_page` counts it; None when it finds nothing."""
+    """Counts the total as `find_page` does. Returns None when the query finds nothing."""
     words = query_words(query.words) if query.words is not None else ()
     if query.words is not None and not words:
         return None
@@ -438,7 +430,6 @@ def _sorted(hits: _Hits) -> Select[Any]:
 
 
 def _ranked_page(connection: Connection, hits: _Hits, matched: Facet) -> list[int]:
-    """A page of the newest matches by rank, followed by the older ones by age."""
     offset, limit = hits.query.start, hits.query.limit
     newest = _newest(hits)
     seqs: list[int] = []
@@ -467,7 +458,7 @@ def _rank(connection: Connection, hits: _Hits, matched: Facet, newest: Select[An
 
 
 def _rank_texts(connection: Connection, hits: _Hits, seqs: Sequence[int]) -> list[int]:
-    """Ranks in memory, for SQLite: its own rank is computed from all matches again for each row that is selected by its number."""
+    """Used with SQLite: its own rank is computed from all matches again for each row that is selected by its number."""
     words = query_words(hits.query.words or "")
     quality, fts = quality_table.c, fts_table.c
     graded = select(quality.listing_seq, quality.success_ppm).where(quality.listing_seq.in_(seqs))
@@ -481,7 +472,6 @@ def _rank_texts(connection: Connection, hits: _Hits, seqs: Sequence[int]) -> lis
 
 
 def write_search(connection: Connection, seq: int, listing: Listing) -> None:
-    """Adds the words of a listing to the full-text search."""
     fields = [split_words(field) for field in searched_texts(listing)]
     if connection.dialect.name == "sqlite":
         row = dict(zip(("name", "description", "tags"), (" ".join(words) for words in fields), strict=True))

@@ -141,12 +141,11 @@ class ListingCache:
             self._drop(next(iter(self._entries)))
 
     def forget(self, listing_id: ListingId) -> None:
-        """Drops a listing that this process has changed."""
         self.writes += 1
         self._drop(listing_id)
 
     def forget_all(self) -> None:
-        """Drops all listings, after a restore: one revision number may mean two versions of a listing."""
+        """After a restore one revision number may mean two versions of a listing."""
         self.writes += 1
         self._entries.clear()
         self._weight = 0
@@ -175,8 +174,6 @@ _Sealed = Mapping[str, bytes | None]
 
 
 class CatalogStore:
-    """Implements `Catalog`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
-
     def __init__(
         self,
         database: Database,
@@ -198,7 +195,6 @@ class CatalogStore:
         self._facets: _KeptFacets | None = None
 
     def clear_cache(self) -> None:
-        """Drops all cached listings, after a restore of the database."""
         self._cache.forget_all()
 
     async def publish(self, listing: Listing, *, heads: HeadTimes = NO_HEADS) -> None:
@@ -544,7 +540,6 @@ def _load_terms(connection: Connection, seq: int, since_ms: int) -> tuple[Terms,
 
 
 def _index_listing(connection: Connection, seq: int, listing: Listing) -> None:
-    """Adds a listing to the tables of searches."""
     tags = {fold(tag) for tag in listing.tags}
     if tags:
         connection.execute(insert(tag_table), [{"tag": tag, "listing_seq": seq} for tag in sorted(tags)])
@@ -556,7 +551,6 @@ def _index_listing(connection: Connection, seq: int, listing: Listing) -> None:
 
 
 def _unindex_listing(connection: Connection, seq: int) -> None:
-    """Removes a listing from the tables of searches."""
     connection.execute(delete(tag_table).where(tag_table.c.listing_seq == seq))
     connection.execute(delete(network_table).where(network_table.c.listing_seq == seq))
     erase_search(connection, seq)
@@ -577,7 +571,6 @@ def _search(connection: Connection, query: ListingQuery) -> ListingPage:
 def _read_matches(
     connection: Connection, seqs: Sequence[int], words: Sequence[str] = ()
 ) -> tuple[ListingMatch, ...]:
-    """The listings with these numbers, in their order."""
     found = read_listings(connection, seqs)
     return tuple(
         ListingMatch(

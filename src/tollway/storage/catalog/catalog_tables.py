@@ -272,7 +272,6 @@ ownership_table = Table(
 
 _EMPTY = "[]"
 NO_OPERATIONS = _EMPTY
-"""The column `operations` of a listing without operations."""
 
 
 def listing_values(listing: Listing) -> dict[str, Any]:
@@ -356,7 +355,6 @@ _DIGEST = ""
 
 
 def terms_values(terms: Terms) -> dict[str, Any]:
-    """Every column of a version of terms except its listing and its number."""
     return {
         "price": terms.price.text,
         "price_nano": terms.price.nano,
@@ -399,7 +397,6 @@ def is_shown(listing: Listing) -> bool:
 
 
 def name_key(listing: Listing) -> str:
-    """The sort key of `sort=name`."""
     return fold(listing.name)
 
 
@@ -467,7 +464,6 @@ def read_listings(connection: Connection, seqs: Sequence[int]) -> dict[int, tupl
 
 
 def find_reputation(connection: Connection, listing_id: ListingId) -> Reputation | None:
-    """None: there is no such listing."""
     rows = _READ_REPUTATION.fetch(connection, id=listing_id)
     return _read_reputation(rows[0]) if rows else None
 

@@ -71,8 +71,6 @@ RECOUNT_PART = 16
 
 
 class CreationStore:
-    """Implements `Creations`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
-
     def __init__(
         self,
         database: Database,
@@ -196,7 +194,7 @@ def _insert_new(connection: Connection, begun: CreationBegun, values: Mapping[st
 
 
 def _clear_oldest_bodies(connection: Connection, bytes_max: int) -> None:
-    """Clears the oldest stored bodies until their total size is at most `bytes_max`. Reads lengths only, no bodies."""
+    """Reads lengths only, no bodies."""
     columns = creation_table.c
     length = func.octet_length if connection.dialect.name == "postgresql" else func.length
     total = select(cast(func.coalesce(func.sum(length(columns.body)), 0), BigInteger))

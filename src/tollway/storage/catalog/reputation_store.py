@@ -48,8 +48,6 @@ class _CachedOwnership:
 
 
 class OwnershipStore:
-    """Implements `Ownerships`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
-
     def __init__(
         self, database: Database, *, now_ms: Callable[[], int], events: EventLog = NO_EVENTS
     ) -> None:
@@ -242,8 +240,6 @@ _Sums = dict[ListingId, tuple[int, dict[Bucket, int]]]
 
 
 class QualityStore:
-    """Implements `QualityRecords`."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._summing = asyncio.Lock()

@@ -12,8 +12,7 @@ A = TypeVar("A")
 
 
 class BatchLoader(Generic[Q, A]):
-    """A loader of one kind of key. One batch runs at a time, in the task of one waiting caller. When that caller is cancelled, another caller
-    fetches again."""
+    """One batch runs at a time, in the task of one waiting caller. When that caller is cancelled, another caller fetches again."""
 
     def __init__(self, fetch: Callable[[Sequence[Q]], Awaitable[Sequence[A | Exception]]]) -> None:
         """`fetch`: takes distinct keys and returns a result for each, in order. An exception that it raises is raised for all keys; an
@@ -23,7 +22,6 @@ class BatchLoader(Generic[Q, A]):
         self._batch_done: asyncio.Event | None = None
 
     async def load(self, key: Q) -> A:
-        """Returns the result of the key, fetched after the begin of this call."""
         while True:
             future = self._waiting.get(key)
             if future is None:

@@ -62,7 +62,6 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-"""Every table. Each module of tables adds its own."""
 
 
 @event.listens_for(Index, "after_parent_attach")
@@ -87,7 +86,7 @@ BUSY_TIMEOUT_MS = 5_000
 
 
 class Database(Protocol):
-    """Runs the functions of the stores in transactions. Safe to call from many tasks at once."""
+    """Runs the functions of the stores in transactions."""
 
     dialect: Literal["sqlite", "postgresql"]
     outages: OutageLog
@@ -97,15 +96,14 @@ class Database(Protocol):
     async def close(self) -> None: ...
 
     async def read(self, work: Work[T], *, is_long: bool = False) -> T:
-        """Runs `work` in one read-only snapshot. `is_long`: without the deadlines of a request (an audit). Raises `StorageUnavailable`."""
+        """Runs `work` in one read-only snapshot. `is_long`: without the deadlines of a request (an audit)."""
         ...
 
     async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
         """Runs `work` in one transaction: committed when this returns, rolled back when `work` raises.
 
-        `flush` True: the commit is durable, and so is every commit that `work` has read. `flush` False: the commit survives a
-        crash of the process, but a crash of the machine only after the next flushed commit. `is_long`: without the deadlines
-        of a request (a migration). Raises `StorageUnavailable` when the outcome is unknown.
+        `flush` True: the commit is durable, and so is every commit that `work` has read. `flush` False: the commit survives a crash of the process,
+        but a crash of the machine only after the next flushed commit. `is_long`: without the deadlines of a request (a migration).
         """
         ...
 
@@ -117,7 +115,7 @@ class Database(Protocol):
         ...
 
     def describe_location(self) -> str:
-        """The location of the database without any secret, for logs and `doctor`."""
+        """The text contains no secret."""
         ...
 
 
@@ -258,12 +256,12 @@ class SqliteDatabase:
         return self._write_connection
 
     def disconnect_writer(self) -> None:
-        """Closes the writer's connection. Call it in the writer's thread. The next transaction opens another connection."""
+        """Call it in the writer's thread. The next transaction opens another connection."""
         self._return_connection()
         self._write_engine.dispose()
 
     def _return_connection(self) -> None:
-        """Closes the writer's connection, which rolls back an open transaction."""
+        """Rolls back an open transaction."""
         connection, self._write_connection = self._write_connection, None
         if connection is not None:
             connection.close()
@@ -304,7 +302,6 @@ def open_private(path: str, flags: int) -> int:
 
 
 def list_auxiliary_files(path: Path) -> list[Path]:
-    """The paths of the files that SQLite puts beside a database, existing or not."""
     return [path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal")]
 
 
@@ -320,7 +317,7 @@ ROLLBACKS_MAX = 8
 
 
 async def write_retried(database: Database, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
-    """Runs `database.write`, and again after each rollback by the database, `ROLLBACKS_MAX` times at most. Raises `StorageUnavailable`."""
+    """Runs `database.write`, and again after each rollback by the database, `ROLLBACKS_MAX` times at most."""
     for _ in range(ROLLBACKS_MAX - 1):
         try:
             return await database.write(work, flush=flush, is_long=is_long)
@@ -334,7 +331,7 @@ class ProcessLock:
     """A lock of the one gateway process that may serve from a SQLite file. The kernel frees it when the process ends."""
 
     def __init__(self, path: Path) -> None:
-        """Creates the file of the lock and its folder. Raises OSError."""
+        """Creates the file and its folder. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.fdopen(open_private(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a")
 

@@ -56,8 +56,8 @@ class Duty(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """A gateway that leads. `address`: its address as PostgreSQL sees it; None for a socket of the same machine. `server_process`: the process id of
-    its session. `handicap`: how many networks it cannot read. `owner_id`: of its lease; None where its session names none."""
+    """A gateway that leads. `address`: as PostgreSQL sees it; None for a socket of the same machine. `server_process`: the process id of its session.
+    `handicap`: how many networks it cannot read. `owner_id`: of its lease; None where its session names none."""
 
     address: str | None
     server_process: int
@@ -118,8 +118,7 @@ class Leadership:
             await self._lead_until_lost(database, work)
 
     async def _is_vacant(self) -> bool:
-        """True when no gateway with this handicap or a smaller one leads. Uses a connection of the pool, so that a waiting gateway has no session
-        of its own."""
+        """No gateway leads with this handicap or a smaller one. A connection of the pool: a waiting gateway has no session of its own."""
         locks = [self._duty.lock_of(handicap) for handicap in range(self._count_lost() + 1)]
         query = select(*(func.pg_try_advisory_xact_lock_shared(lock) for lock in locks))
         row = await self._database.read(lambda connection: connection.execute(query).one())
@@ -226,7 +225,7 @@ _LEADERS = text(
 
 
 async def find_leaders(database: Database) -> Mapping[Duty, Leader]:
-    """The current leaders by duty; empty on SQLite. During a change of leaders, the gateway that will stay. Raises StorageUnavailable."""
+    """Returns nothing on SQLite. During a change of leaders, names the gateway that will stay."""
     if not is_postgres(database):
         return {}
     rows = await database.read(lambda connection: connection.execute(_LEADERS.bindparams(space=_SPACE)).all())
@@ -251,8 +250,7 @@ def _parse_owner(session_name: str | None) -> str | None:
 
 
 async def are_sessions_shared(database: "PostgresDatabase") -> bool:
-    """True when a pooler before the server assigns a session for one transaction only: then locks of a session have no owner. Raises
-    StorageUnavailable."""
+    """True when a pooler before the server assigns a session for one transaction only: then locks of a session have no owner."""
     process = select(func.pg_backend_pid())
     async with database.open_session() as fetch_scalar:
         before = await fetch_scalar(process)

@@ -41,7 +41,6 @@ TOO_OLD = (
     "the database was made by an older version of Tollway, and this version can neither read nor migrate it: serve it with the"
     " version that made it, or set database_url to an empty database"
 )
-"""The refusal of tables from before the baseline."""
 TOO_NEW = "the database needs a newer version of Tollway than this one"
 
 _LOCK_KEY = 0x746F6C6C
@@ -84,7 +83,6 @@ async def upgrade(
 async def schema_state(
     database: Database, *, migrations: Path = MIGRATIONS, oldest_serviceable: str = OLDEST_SERVICEABLE
 ) -> SchemaState:
-    """The state of the tables for this version."""
     return await database.read(partial(_schema_state, migrations=migrations, oldest=oldest_serviceable))
 
 
@@ -103,7 +101,7 @@ def explain_refusal(state: SchemaState) -> str | None:
 
 
 async def find_revision(database: Database) -> str | None:
-    """The newest revision that the tables have, by name; None without tables. Raises StorageUnavailable."""
+    """The name of the revision; None without tables."""
     return max(await database.read(_read_versions), default=None)
 
 

@@ -8,7 +8,6 @@ from sqlalchemy import Connection
 
 
 def run_migrations(connection: Connection, revision: str, migrations: Path) -> None:
-    """Runs the missing migrations up to `revision`, inside the transaction of `connection`."""
     config = Config()
     config.set_main_option("script_location", str(migrations).replace("%", "%%"))
     config.set_main_option("path_separator", "os")

@@ -64,7 +64,6 @@ _BY_SQLITE = (
 
 
 def name_state(exc: BaseException) -> str | None:
-    """The SQLSTATE of an error, None without one."""
     source = exc.orig if isinstance(exc, DBAPIError) else exc
     state = getattr(source, "sqlstate", None)
     return state if isinstance(state, str) else None
@@ -99,8 +98,8 @@ def name_cause(exc: BaseException) -> str:
 
 
 class OutageLog:
-    """A log of the outages of one database. Reads and writes have separate outages: a full disk can still be read. Use it from one event loop
-    or thread at a time."""
+    """A log of the outages of one database. Reads and writes have separate outages: a full disk can still be read. For one event loop or thread at a
+    time."""
 
     def __init__(self, where: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._where = where

@@ -163,8 +163,7 @@ class PostgresDatabase:
 
     @contextlib.asynccontextmanager
     async def open_session(self) -> AsyncIterator[FetchScalar]:
-        """Opens a session outside the pool for locks that live as long as a session, and closes it at the end. Each statement is a transaction.
-        Raises `StorageUnavailable` when it opens and for each statement."""
+        """Opens a session outside the pool for locks that live as long as a session, and closes it at the end. Each statement is a transaction."""
         async with contextlib.AsyncExitStack() as stack:
             with self._translated("read"):
                 connection = await stack.enter_async_context(self._lone_engine.connect())
@@ -227,16 +226,13 @@ def _read(connection: Connection, work: Work[T]) -> T:
 Connect = Callable[..., Awaitable[Any]]
 
 CONNECT_DEADLINE_S = 2.0
-"""The deadline of a connection to one server."""
 RECONNECT_PAUSE_S = 0.25
-"""The pause after a failure of all servers, before the next try."""
 
 LOCK_SHARE = 0.8
 """The share of a statement's deadline for a lock: the server reports the lock before the deadline closes the connection."""
 
 IDLE_S = 2
-"""How long a paused gateway keeps the locks of its transaction. Shorter than the time that others wait for a lock, so that these do not
-fail."""
+"""How long a paused gateway keeps the locks of its transaction: shorter than others wait for a lock."""
 
 _SESSION = {
     "synchronous_commit": "on",
@@ -263,9 +259,8 @@ STATEMENT_SESSION = {
     "enable_mergejoin": "off",
     "plan_cache_mode": "force_generic_plan",
 }
-"""The settings of a session in autocommit."""
 UNFLUSHED_SESSION = {**STATEMENT_SESSION, "synchronous_commit": "off"}
-"""The same for commits without a flush. The next durable commit of any session flushes them, or the server within a second."""
+"""Without a flush of the commit: the next durable commit of any session flushes it, or the server within a second."""
 
 
 class NoServerAvailable(ConnectionError):
@@ -273,7 +268,7 @@ class NoServerAvailable(ConnectionError):
 
 
 class PostgresConnector:
-    """A connector to the first writable server of an address. Safe to use from many tasks at once."""
+    """A connector to the first writable server of an address."""
 
     def __init__(
         self,
@@ -387,12 +382,10 @@ def _name_reason(exc: Exception) -> str:
 
 
 DRIVER_ERRORS = (SQLAlchemyError, OSError, TimeoutError, asyncpg.InternalClientError)
-"""What a driver raises when a database cannot be used."""
 
 
 class ConnectionValidity:
-    """The rules by which the connections of one database are used again. `commits_in_doubt`: how many writes may be committed on the primary
-    only."""
+    """Which connections are used again. `commits_in_doubt`: how many writes may be committed on the primary only."""
 
     def __init__(self) -> None:
         self._outage_count = 0
@@ -400,7 +393,6 @@ class ConnectionValidity:
         self._in_doubt: WeakSet[Any] = WeakSet()
 
     def watch_pool(self, engine: Engine) -> None:
-        """Makes a pool close connections that were made before the last outage or that cannot begin a transaction."""
         event.listen(engine, "connect", self._record_outage_count)
         event.listen(engine, "checkin", _terminate_unless_idle)
         event.listen(engine, "checkout", self._check_fresh)

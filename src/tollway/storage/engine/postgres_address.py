@@ -95,7 +95,6 @@ class PostgresAddress:
 
     @property
     def dsn(self) -> str:
-        """The options as a URL for the driver, without any secret."""
         return "postgresql:///?" + urlencode(self.options)
 
     def __str__(self) -> str:

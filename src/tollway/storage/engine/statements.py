@@ -27,9 +27,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
-"""What a store passes to `Database.read` and `Database.write`."""
 FetchScalar = Callable[[Executable], Awaitable[Any]]
-"""Runs one statement and returns the first value of its result."""
 Values = Mapping[str, Any]
 Rows = Sequence[Sequence[Any]]
 
@@ -61,7 +59,7 @@ def _as_array(element: Within, compiler: SQLCompiler, **options: Any) -> str:
 
 
 class Prepared:
-    """A statement that is compiled once in a process. Safe to use from many threads."""
+    """A statement that is compiled once in a process."""
 
     def __init__(self, statement: Executable) -> None:
         self._statement = statement
@@ -69,12 +67,12 @@ class Prepared:
         self._texts: dict[tuple[object, ...], _Text] = {}
 
     def fetch(self, connection: Connection, **values: Any) -> Rows:
-        """Runs the statement and returns every row. A bound list is a non-empty `list`."""
+        """A bound list is a non-empty `list`."""
         text = self._text(connection, values)
         return fetch_text(connection, text.sql, text.arrange(values))
 
     def run(self, connection: Connection, rows: Sequence[Values]) -> int:
-        """Runs the statement for each of `rows`. Returns how many table rows it changed; -1 when the driver does not count."""
+        """Returns how many table rows it changed; -1 when the driver does not count."""
         text = self._text(connection, {})
         return run_text(connection, text.sql, list(map(text.pick, rows)))
 
@@ -97,8 +95,7 @@ class Prepared:
 
 
 def run_text(connection: Connection, sql: str, parameters: list[tuple[Any, ...]]) -> int:
-    """Runs a text in the dialect of the connection for each member of `parameters`. Returns how many table rows it changed; -1 when the
-    driver does not count."""
+    """Runs a text for each member of `parameters`. Returns how many table rows it changed; -1 when the driver does not count."""
     if connection.engine.dispatch.before_cursor_execute:
         return connection.exec_driver_sql(sql, parameters).rowcount
     cursor = connection.connection.cursor()
@@ -115,7 +112,7 @@ def run_text(connection: Connection, sql: str, parameters: list[tuple[Any, ...]]
 
 
 def fetch_text(connection: Connection, sql: str, parameters: Sequence[Any]) -> Rows:
-    """Runs a text in the dialect of the connection and returns every row. `parameters`: in the driver's form."""
+    """`parameters` have the driver's form."""
     if connection.engine.dispatch.before_cursor_execute:
         return connection.exec_driver_sql(sql, tuple(parameters)).all()
     cursor = connection.connection.cursor()
@@ -129,7 +126,6 @@ def fetch_text(connection: Connection, sql: str, parameters: Sequence[Any]) -> R
 
 
 def execute_text(connection: Connection, sql: str) -> None:
-    """Runs a constant text without parameters and without a result."""
     if connection.engine.dispatch.before_cursor_execute:
         connection.exec_driver_sql(sql)
         return

@@ -102,7 +102,6 @@ def postpone(connection: Connection, *, call_id: CallId, until_ms: int) -> None:
 
 
 def find_account(connection: Connection, call_id: CallId) -> CreditAccount:
-    """The credit account into which the authorisation of a call pays."""
     columns = authorization_table.c
     row = connection.execute(
         select(columns.chain_id, columns.asset, columns.payer, columns.payee).where(
@@ -206,8 +205,7 @@ def write_claimed(
 
 
 def lock_authorization(connection: Connection, call_id: CallId) -> None:
-    """Locks the authorisation of a call, where it has one. It comes before the locks of payments and calls: a transaction that concludes takes them in
-    the same order."""
+    """Comes before the locks of payments and calls: a transaction that concludes takes them in the same order."""
     columns = authorization_table.c
     connection.execute(select(columns.call_id).where(columns.call_id == call_id).with_for_update()).all()
 
@@ -219,7 +217,7 @@ def mark_orphaned(connection: Connection, call_id: CallId, *, epoch: int, owner_
 
 
 def mark_calls_orphaned(connection: Connection, call_ids: Collection[CallId]) -> frozenset[CallId]:
-    """Gives those of the calls that are still settling to settlement recovery. Returns these."""
+    """Gives the calls that are still settling to settlement recovery, and returns them."""
     if not call_ids:
         return frozenset()
     return _mark_orphaned(connection, call_ids, call_table.c.id.in_(call_ids))

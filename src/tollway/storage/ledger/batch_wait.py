@@ -18,8 +18,6 @@ BATCH_WAIT_RECENT_MS = 10
 
 
 class BatchWait:
-    """The wait of one queue. Use it from one event loop."""
-
     def __init__(self, at_most: int, *, wait_s: float, ticks_ms: Callable[[], int]) -> None:
         """`at_most`: the largest number of entries in a batch. `ticks_ms`: a monotonic clock."""
         self._wait_s = wait_s
@@ -32,17 +30,14 @@ class BatchWait:
         self._is_complete = asyncio.Event()
 
     def note_waiting(self) -> None:
-        """Counts one more waiting caller."""
         self._waiting += 1
         if self._waiting >= self._expected:
             self._is_complete.set()
 
     def note_taken(self, *, still_waiting: int) -> None:
-        """Records that a batch was taken. `still_waiting`: how many callers wait for the next batch."""
         self._waiting = still_waiting
 
     def note_written(self, callers: int) -> None:
-        """Records that a batch of so many callers was written."""
         self._expected = min(self._waiting + callers, self._at_most)
         self._since_ms = self._ticks_ms()
 
@@ -52,8 +47,8 @@ class BatchWait:
         self._is_complete.set()
 
     async def wait(self) -> None:
-        """Returns when as many callers wait as there were in and behind the last batch, or after `wait_s`. Returns at once when these
-        callers were few, when the last batch ended long ago, or when all callers have returned."""
+        """Returns when as many callers wait as there were in and behind the last batch, or after `wait_s`. Returns at once when these callers were
+        few, when the last batch ended long ago, or when all have returned."""
         if (
             self._expected <= BATCH_WAIT_ABOVE
             or self._waiting >= self._expected

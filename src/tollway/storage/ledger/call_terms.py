@@ -42,8 +42,6 @@ class CallTerms(NamedTuple):
 
 
 class TermsReference(NamedTuple):
-    """The reference of a call to its terms. `listing_key`: the key of the listing in the indexes of calls."""
-
     terms_id: int
     listing_key: int
 

@@ -61,7 +61,7 @@ from tollway.storage.ledger.sales_tables import (
 )
 
 MARKS_MAX = 10_000
-"""How many marks are read to count the hours that wait for their next write."""
+"""The marks that are read to count the hours that wait for their next write."""
 PERIODS_MAX = 500
 """How many late hours, and hours for a last look, one round writes; the next round has the others. Also the ids in one statement."""
 
@@ -212,7 +212,6 @@ def _read_periods(connection: Connection, *, periods: _Periods) -> list[_Reading
 
 
 def _read_calls(connection: Connection, periods: _Periods) -> Iterable[RowMapping]:
-    """The sums of the calls of each period."""
     calls = _CALLS_POSTGRES if connection.dialect.name == "postgresql" else _CALLS_SQLITE
     values = {"from_ms": periods.start_ms, "to_ms": periods.end_ms, "step_ms": STEP_MS[periods.step]}
     return connection.execute(calls, values).mappings()
@@ -277,7 +276,7 @@ def _take_periods(
 
 
 def _add_closed(connection: Connection, step: Step, starts: Sequence[int], *, now_ms: int) -> set[int]:
-    """Returns the starts of those that were not closed before. Waits for a transaction that closes them."""
+    """Returns the starts that were not closed before. Waits for a transaction that closes them."""
     if not starts:
         return set()
     first = insert_for(connection, sales_closed_table).values(
@@ -356,8 +355,8 @@ def count_hours_behind(connection: Connection, *, now_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodAudit:
-    """The result of comparing closed periods with their calls. `compared`: hours and days; `marked`: those that wait for their next write, which are not
-    compared. `wrong`: lines about sums that differ, `PERIOD_LINES_MAX` and one more of a period at most. `wrong_starts`: all wrong periods."""
+    """The result of comparing closed periods with their calls. `compared`: hours and days; `marked`: the periods that wait for their next write and
+    are not compared. `wrong`: lines about sums that differ, `PERIOD_LINES_MAX` and one more of a period at most."""
 
     compared: int
     marked: int
@@ -391,7 +390,7 @@ def audit_periods(connection: Connection, *, lines_max: int) -> PeriodAudit:
 
 
 def mark_wrong(connection: Connection, starts_ms: Sequence[int], *, now_ms: int) -> None:
-    """Marks closed periods: the next round writes them again from their calls."""
+    """The next round writes these closed periods again from their calls."""
     if starts_ms:
         rows = [{"hour_ms": start_ms, "marked_ms": now_ms} for start_ms in starts_ms]
         connection.execute(insert(sales_mark_table), rows)
@@ -462,7 +461,7 @@ def _add_difference(
 
 
 def _shorten(wrong: Sequence[str], start_ms: int) -> Iterator[str]:
-    """The lines of one period: a bad period must not hide the others."""
+    """A bad period must not hide the others."""
     yield from wrong[:PERIOD_LINES_MAX]
     if (more := len(wrong) - PERIOD_LINES_MAX) > 0:
         yield f"closed period {_format_moment(start_ms)}: {more} further sums differ"

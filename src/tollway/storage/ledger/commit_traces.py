@@ -21,8 +21,8 @@ class _TracedEntry:
 
 
 class CommitTraces:
-    """Writes on the claim and the close of a sampled call how many entries its batch had, how long the entry waited for it, and how long the batch took to
-    commit. Times in microseconds. Used in one event loop."""
+    """Writes on the claim and the close of a sampled call how many entries its batch had, how long the entry waited, and how long the commit took.
+    Times in microseconds."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, _TracedEntry] = {}

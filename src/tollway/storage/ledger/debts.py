@@ -4,10 +4,10 @@ A debt is the missing part of the price of a `reorged` call. The debt of a credi
 `account_debt`; `LockedRows` changes it in the transaction that moves the calls, and the audit compares it with them. A claim reads this
 one row, however many calls its payer owes.
 
-Credit and debt of one account pay each other, the oldest call first, from the oldest payment that can be spent: after a transfer has arrived, before a
-claim is refused for a debt, and in each check of the reorganisation watcher. The payment is a loop of transactions of at most `moved_calls_max` calls.
-Nothing depends on its end: each transaction finds its calls and payments in the rows, under their locks, so another gateway or a later
-loop continues where one has ended. A claim meets the rest of the debt before it can take the credit.
+Credit and debt of one account pay each other, the oldest call first, from the oldest payment that can be spent. They do so after a transfer
+has arrived, before a claim is refused for a debt, and in each check of the reorganisation watcher. The payment is a loop of transactions of
+at most `moved_calls_max` calls. Nothing depends on its end: each transaction finds its calls and payments in the rows, under their locks,
+so another gateway or a later loop continues where one has ended. A claim meets the rest of the debt before it can take the credit.
 """
 
 from collections.abc import Collection
@@ -31,14 +31,10 @@ from tollway.storage.ledger.ledger_tables import (
 from tollway.storage.ledger.locked_rows import LockedCall, LockedRows
 
 PAYMENTS_MAX = 256
-"""How many payments one transaction pays debts from."""
 ACCOUNTS_MAX = 1_000
-"""How many accounts one look-up returns."""
 
 
 class CallPlace(NamedTuple):
-    """The place of a call in the order of payment."""
-
     created_ms: int
     call_id: str
 
@@ -87,8 +83,8 @@ def find_payable_accounts(connection: Connection, chain_id: ChainId) -> list[Cre
 
 
 async def pay_debts(database: Database, account: CreditAccount, *, calls_max: int, now_ms: int) -> int:
-    """Pays the debt of an account until it has no debt or no unspent credit. Returns the debt that is left. `calls_max`: for one transaction. Raises
-    `StorageUnavailable`; what the transactions before have paid stays paid."""
+    """Pays the debt of an account until it has no debt or no unspent credit. Returns the debt that is left. `calls_max`: for one transaction. After
+    `StorageUnavailable`, what the transactions before have paid stays paid."""
     after = BEFORE_ALL_CALLS
     while True:
         owed = await database.read(partial(_read_owed, account=account))
@@ -111,7 +107,7 @@ def _read_owed(connection: Connection, account: CreditAccount) -> OwedUnits:
 def _pay_chunk(
     connection: Connection, account: CreditAccount, *, after: CallPlace, calls_max: int, now_ms: int
 ) -> PaidDebts:
-    """Pays the oldest debts behind `after` from the oldest payments."""
+    """The oldest debt is paid first, from the oldest payment."""
     in_order = [payment_id for (payment_id,) in _CREDITS.fetch(connection, **account._asdict())]
     locked_rows = LockedRows(connection)
     locked_rows.lock_payments(in_order)
@@ -172,7 +168,6 @@ def _find_debtors(
 
 
 def _credit_of_account() -> Select[Any]:
-    """The payments of the account of `account_debt` that have unspent credit."""
     own, owed = payment_table.c, account_debt_table.c
     return (
         select(own.id)

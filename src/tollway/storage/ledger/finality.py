@@ -75,7 +75,7 @@ GONE_RECHECK_MS = 86_400_000
 """How long after a transaction left the chain it is searched again: one day."""
 
 _IDS_MAX = 1_000
-"""How many rows one statement lists: both drivers have a maximum of parameters."""
+"""Both drivers have a maximum of parameters."""
 _BEFORE_ALL = (-1, b"")
 _other = payment_table.alias("other")
 
@@ -88,7 +88,7 @@ class TooManyCalls:
 
 
 class FinalityStore:
-    """Implements `Finality`. `now_ms`: the time that all gateways share."""
+    """Implements `Finality`."""
 
     def __init__(
         self,
@@ -353,8 +353,7 @@ def _move_transfer(
 def _lock_authorization(
     connection: Connection, call_id: CallId, before: TxHash, transfer: SettledTransfer
 ) -> NewPayment | None:
-    """Locks the authorisation of a call. Returns the payment of `transfer`, with a value of 0; None when the transfer of the call is not recorded in
-    `before`."""
+    """Returns the payment of `transfer`, with a value of 0; None when the transfer of the call is not recorded in `before`."""
     columns = authorization_table.c
     query = select(columns.chain_id, columns.asset, columns.payer, columns.payee).where(
         columns.call_id == call_id, columns.tx_hash == before
@@ -374,7 +373,6 @@ def _lock_authorization(
 def _lock_calls(
     connection: Connection, locked_rows: LockedRows, call_id: CallId, from_id: int
 ) -> dict[CallId, LockedCall]:
-    """Locks a call and all calls that hold units of the payment."""
     ids = sorted({call_id, *_find_holders(connection, from_id)})
     locked: dict[CallId, LockedCall] = {}
     for start in range(0, len(ids), _IDS_MAX):
@@ -383,7 +381,6 @@ def _lock_calls(
 
 
 def _find_holders(connection: Connection, payment_id: int, *, limit: int | None = None) -> list[CallId]:
-    """The calls that hold units of a payment."""
     of_proof = select(call_table.c.id).where(
         call_table.c.payment_id == payment_id, call_table.c.taken_units > 0
     )
@@ -397,7 +394,6 @@ def _is_paid_by_its_own(call: LockedCall) -> bool:
 
 
 def _move_units(locked_rows: LockedRows, call: LockedCall, units: int, *, from_id: int, to_id: int) -> None:
-    """Moves up to `units` that a call holds from one payment to the other."""
     moved_units = min(units, call.parts.get(from_id, 0))
     if moved_units <= 0:
         return

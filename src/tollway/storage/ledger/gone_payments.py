@@ -42,7 +42,6 @@ from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 from tollway.webhooks.events import EventType
 
 UNMOVED_MAX = 1_000
-"""How many payments one look-up reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,8 @@ async def mark_gone(
 
 
 async def move_calls(database: Database, payment_id: int, *, calls_max: int, now_ms: int) -> int:
-    """The second step, for a gone payment: moves its charged calls in chunks. Returns the new debt in units. Raises `StorageUnavailable`; the
-    chunks before stay moved."""
+    """The second step, for a gone payment: moves its charged calls in chunks. Returns the new debt in units. After `StorageUnavailable`, the chunks
+    before stay moved."""
     debt_units, after = 0, BEFORE_ALL_CALLS
     while True:
         work = partial(move_chunk, payment_id=payment_id, after=after, calls_max=calls_max, now_ms=now_ms)
@@ -151,7 +150,6 @@ def _remove_part(locked_rows: LockedRows, call: LockedCall, payment_id: int, *, 
 def _find_charged(
     connection: Connection, payment_id: int, *, after: CallPlace, limit: int
 ) -> Sequence[CallPlace]:
-    """The places of charged calls that hold units of the payment, by time."""
     places = {
         CallPlace(created_ms, call_id)
         for query in (_CHARGED_OF_PROOF, _CHARGED_OF_TOPUPS)

@@ -3,9 +3,9 @@
 The writer is `GroupCommit.run`, a background task; each caller waits on a future. A single call waits for no timer. While many calls run
 at once, the writer waits a moment for the callers of the last batch before it takes the next one (`BATCH_WAIT_S`).
 
-Six invariants: a committed claim without a waiting caller is closed again; a bad entry fails alone; a close and a cut are not lost while the
-database is unavailable; a call with a dropped response does not stay charged; a claim of unknown outcome is answered only after a read from
-the database; a grant goes to one caller only.
+Six invariants. A committed claim without a waiting caller is closed again. A bad entry fails alone. A close and a cut are not lost while
+the database is unavailable. A call with a dropped response does not stay charged. A claim of unknown outcome is answered only after a read
+from the database. A grant goes to one caller only.
 """
 
 import asyncio
@@ -60,7 +60,6 @@ FINISH_DELAY_S = 0.02
 RETRY_S = 0.25
 """The pause between two tries to write the ends of calls after a failure."""
 UNAWAITED_RETRY_S = 1.0
-"""The same pause when no caller waits for any of them."""
 IN_DOUBT_MAX = 10_000
 REOPENED_MAX = 10_000
 HALVING_MS_MAX = 10_000
@@ -89,9 +88,10 @@ class _BatchPart:
 
 
 class GroupCommit:
-    """The writer of one gateway's ledger entries. Use it from one event loop.
+    """The writer of one gateway's ledger entries.
 
-    `in_doubt`: the runs of calls (`OpenKey`) whose claim or reopen has an unknown commit; nothing was sent upstream for them."""
+    `in_doubt`: the runs of calls (`OpenKey`) whose claim or reopen has an unknown commit; nothing was sent upstream for them.
+    """
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class GroupCommit:
         events: EventLog = NO_EVENTS,
         traces: CommitTraces | None = None,
     ) -> None:
-        """`traces`: of sampled calls; None where no call is traced. `patience_s`: how long after its first failure the end of a call with an upstream response is tried again. `finish_delay_s`: how long
-        a finish waits for other entries. `grant_ms_max`: a grant that reaches its caller later than this, by `ticks_ms` (monotonic), is
-        given back: the process may have been paused, and other gateways may recover its calls."""
+        """`patience_s`: how long after its first failure the end of a call with an upstream response is tried again. `finish_delay_s`: how long a
+        finish waits for other entries. `grant_ms_max`: a grant that reaches its caller later than this, by `ticks_ms` (monotonic), is given back: the
+        process may have been paused, and other gateways may recover its calls."""
         self._database, self._restore_detector = database, restore_detector
         self._rules = rules
         self._clock = clock
@@ -160,7 +160,7 @@ class GroupCommit:
         self.in_doubt: dict[OpenKey, None] = {}
 
     async def run(self) -> None:
-        """Writes batches until `stop` was called and the queue is empty. Run it once, as a background task."""
+        """Writes batches until `stop` was called and the queue is empty."""
         if self._statement_queues is not None:
             self._statement_queues.start(on_end=self._wake.set)
         try:
@@ -239,11 +239,12 @@ class GroupCommit:
         await self._all_closed.wait()
 
     async def submit(self, entry: Entry) -> Outcome:
-        """Writes the entry with the next batch and returns its outcome. Raises `StorageUnavailable`.
+        """Writes the entry with the next batch and returns its outcome.
 
-        A caller that is cancelled before the batch begins withdraws its claim or reopen; later the claim or reopen is undone as soon as it
-        is written. Closes, settles, concludes and finishes are written in any case; a cancelled caller has dropped the response behind them.
-        After the end of `run` nothing is written, and recovery finds the call."""
+        A caller that is cancelled before the batch begins withdraws its claim or reopen; later the claim or reopen is undone as soon as it is
+        written. Closes, settles, concludes and finishes are written in any case; a cancelled caller has dropped the response behind them. After the
+        end of `run` nothing is written, and recovery finds the call.
+        """
         if self._has_ended or (self._is_stopping and isinstance(entry, _OPENING_ENTRIES)):
             raise StorageUnavailable("the ledger is closing")
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -267,7 +268,6 @@ class GroupCommit:
         return outcome
 
     def submit_nowait(self, entry: Entry) -> None:
-        """Writes the entry with the next batch, without a waiting caller."""
         if self._has_ended:
             _log.warning("ledger_entry_too_late", call_id=entry.call_id)
             return
@@ -278,7 +278,6 @@ class GroupCommit:
         return key in self._open or call_id in self._late
 
     def retry_late(self) -> None:
-        """Tries all late ends of calls again."""
         for waiting in self._late.values():
             waiting.due_s = 0.0
         if self._late:
@@ -289,7 +288,6 @@ class GroupCommit:
         return call_id in self._late
 
     def has_late(self) -> bool:
-        """True while an end of a call waits for an unavailable database."""
         return any(waiting.due_s < math.inf for waiting in self._late.values())
 
     async def write_late(self, call_id: CallId | None = None) -> None:
@@ -344,7 +342,7 @@ class GroupCommit:
             self._put(one)
 
     def take_over_failed(self, waiting: Sequence[WaitingEntry], exc: Exception) -> None:
-        """Queues entries that a statement queue may have written."""
+        """Queues entries that may have been written."""
         self._is_failing = True
         self._failed.append((waiting, exc))
         self._wake.set()
@@ -478,8 +476,7 @@ class GroupCommit:
         return None
 
     async def _find_failure(self) -> StorageUnavailable | None:
-        """Returns None when the database takes durable writes. Tries a write, because a read succeeds while a commit waits for a lost
-        standby, a file is locked or a disk is full."""
+        """Returns None when the database takes durable writes. A read would succeed while a commit waits for a lost standby or a disk is full."""
         owner_id = self._rules.owner_id
         same = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=owner_table.c.seen_ms)
         try:
@@ -646,7 +643,6 @@ class GroupCommit:
             self._all_closed.set()
 
     def _forget(self, entry: Entry) -> None:
-        """Removes the run that the entry opens or ends: no task of this gateway will close it."""
         key = opened_key(entry)
         if key is None:
             ended = ended_key(entry)

@@ -95,7 +95,6 @@ _COUNT_ABOVE = "SELECT count(*) FROM call NOT INDEXED WHERE rowid > :mark AND {r
 
 
 def total_of(connection: Connection, wallet: Address, role: HistoryRole) -> int:
-    """The exact number of calls of a wallet."""
     kept = call_total_table.c
     whose = (kept.wallet == bytes(wallet), kept.role == role)
     total = int(connection.scalar(select(func.coalesce(func.sum(kept.calls), 0)).where(*whose)) or 0)
@@ -227,7 +226,7 @@ def _find_last_call(
 
 
 def _find_newer_place(connection: Connection, query: HistoryQuery) -> CallId | None:
-    """Reads the calls upward from `before`, which is the last one of the newer page: the page has `limit` of them, and the next one is its place."""
+    """Reads the calls upward from `before`, the last call of the newer page: that page has `limit` calls, and the next call is its place."""
     place = _find_place(connection, query)
     if place is None:
         return None
@@ -248,8 +247,6 @@ def _newest_first(calls: FromClause) -> tuple[ColumnElement[int], ColumnElement[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MatchingCalls:
-    """The calls that match a query on all its pages. `calls`: the table under its name in `select`."""
-
     select: Select[Any]
     calls: FromClause
 
@@ -351,7 +348,7 @@ def _cursor_filters(
 
 
 def _find_place(connection: Connection, query: HistoryQuery) -> Tuple | None:
-    """The place of the call `before` in the order of pages; None for an unknown one."""
+    """Returns None for an unknown call."""
     columns = call_table.c
     found = select(columns.created_ms, columns.id).where(columns.id == query.before)
     row = connection.execute(found).first()
@@ -359,7 +356,6 @@ def _find_place(connection: Connection, query: HistoryQuery) -> Tuple | None:
 
 
 def _total(connection: Connection, query: HistoryQuery) -> tuple[int, bool]:
-    """The total, and whether it is a lower bound."""
     filters = (query.listing_id, query.status, query.from_ms, query.to_ms)
     if all(one is None for one in filters):
         total = total_of(connection, query.wallet, query.role)
@@ -385,7 +381,6 @@ def _count(connection: Connection, query: HistoryQuery, at_most: int) -> int:
 
 
 def spending_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-    """The calls that hold units of the payment, newest first."""
     is_spending = and_(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
     return _newest(connection, is_of_proof=is_spending, payment_id=payment_id, limit=limit)
 
@@ -414,7 +409,7 @@ def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dic
 
 
 def _unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-    """The calls of unknown outcome that hold units of the payment. Sorted in memory: an ORDER BY would read all calls of the payment."""
+    """Sorted in memory: an ORDER BY would read all calls of the payment."""
     calls, topups = call_table.c, topup_table.c
     is_unknown = calls.state == CallState.UNKNOWN.value
     of_proof = select(calls.created_ms, calls.id).where(
@@ -450,7 +445,6 @@ def _newest(
 
 
 LINES_MAX = 1_000
-"""The longest list in a report, for each kind of entry."""
 
 
 def audit(connection: Connection) -> AuditReport:
@@ -499,7 +493,6 @@ def _wrong_payments(connection: Connection) -> Iterator[str]:
 
 
 def _wrong_calls(connection: Connection) -> Iterator[str]:
-    """Describes the calls that hold more or fewer units than their state allows."""
     of_topups = _sums(topup_table.c.call_id, topup_table.c.units).subquery("of_topups")
     columns = call_table.c
     held = _split(columns.taken_units).plus(_halves_of(of_topups))
@@ -527,7 +520,6 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
 
 
 def _wrong_debts(connection: Connection) -> Iterator[str]:
-    """Describes the accounts whose kept debt is not what their reorged calls lack."""
     of_topups = _sums(topup_table.c.call_id, topup_table.c.units).subquery("of_topups")
     calls, terms = call_table.c, call_terms_table.c
     price, taken, helped = _split(calls.price_units), _split(calls.taken_units), _halves_of(of_topups)

@@ -171,7 +171,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode_stored_response(answer: StoredResponse) -> bytes:
-    """Encodes status, header names and values, body: each with its length before it."""
+    """Status, header names and values, body: each with its length before it."""
     head = [part for header in answer.headers for part in header]
     parts = [str(answer.status).encode(), *head, answer.body]
     return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
@@ -361,7 +361,7 @@ _ID, _CREATED = map(_COLUMNS.index, ("id", "created_ms"))
 
 
 def find_open_calls(connection: Connection, claims: Iterable[Claim]) -> dict[RequestName, OpenCall]:
-    """The newest open call of each request of these claims, with one query. Their payments are locked."""
+    """The newest open call of each request, with one query. The payments are locked."""
     names = sorted({name for name in map(request_name, claims) if name is not None})
     if not names:
         return {}

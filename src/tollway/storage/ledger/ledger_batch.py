@@ -71,8 +71,7 @@ SIBLINGS_MAX = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reopen:
-    """Runs an open call again under its existing claim. `is_plain`: the proof has a plain signature. `nonce`: of a bound one, for the payment
-    of the call."""
+    """Runs an open call again under its claim. `is_plain`: the proof has a plain signature. `nonce`: of a bound signature."""
 
     call_id: CallId
     epoch: int
@@ -105,11 +104,9 @@ Outcome = ClaimOutcome | Closed | Fenced | Reopened | NonceUnavailable | CallSta
 
 
 OpenKey = tuple[CallId, int]
-"""A run of a call: its id and its epoch."""
 
 
 def opened_key(entry: Entry) -> OpenKey | None:
-    """The run that this entry begins when it is granted."""
     if isinstance(entry, Claim):
         return (entry.call_id, 1)
     if isinstance(entry, Reopen):
@@ -131,7 +128,6 @@ def close_unsent(call_id: CallId, epoch: int, after: CallState) -> Close:
 
 
 def ended_key(entry: Entry) -> OpenKey | None:
-    """The run that this entry ends."""
     match entry:
         case Close() | Conclude() | Drop():
             return (entry.call_id, entry.epoch)
@@ -230,7 +226,6 @@ class LedgerBatch:
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
 
     def _write_plain_closes(self, moves: Sequence[Move]) -> list[Move]:
-        """Writes the plain closes and returns the remaining moves."""
         plain = [move for move in moves if isinstance(move, Close) and is_plain_close(move)]
         if not plain:
             return list(moves)
@@ -275,8 +270,7 @@ class LedgerBatch:
         return [claim for claim in claims if claim.call_id not in self._outcomes]
 
     def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
-        """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls, nonces. Returns the
-        calls of the moves."""
+        """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls, nonces."""
         if not moves and not claims:
             return {}
         lock_wallets(self._connection, claims, limited=self._limited(claims))
@@ -445,8 +439,7 @@ class LedgerBatch:
         return self._reopened(call, reopen, before=call.state)
 
     def _take_nonce(self, call: LockedCall, nonce: bytes) -> NonceUsed | None:
-        """Takes the nonce of a bound signature for a call that runs again, and ends the plain form of its payment. Returns the other call that
-        holds the nonce."""
+        """Also ends the plain form of the payment of a call that runs again. Returns the other call that holds the nonce."""
         payment = self._locked_rows.payments[call.payment_id or 0]
         used = take_nonce(self._connection, NonceKey(payment.chain_id, payment.tx_hash, nonce), call.id)
         if used is None:
@@ -477,7 +470,7 @@ class LedgerBatch:
         )
 
     def _find_claimed(self, claims: Sequence[Claim]) -> None:
-        """Finds the claims of a batch that was committed although its answer was lost. Compares the request, not only its id."""
+        """Finds the claims of a batch that was committed although its answer was lost. Compares the request with its id."""
         columns = call_table.c
         by_id = {claim.call_id: claim for claim in claims}
         query = select(columns.id, columns.epoch, columns.rail, columns.digest, columns.request_id).where(
@@ -542,7 +535,7 @@ class LedgerBatch:
         write_marks(self._connection, dict.fromkeys(hours, self._now_ms))
 
     def _find_terms(self, granted: Sequence[Decision]) -> list[TermsReference]:
-        """The references to the terms of these claims. Terms that this gateway does not know are written."""
+        """Writes the terms that this gateway does not know."""
         terms = [terms_of(one.claim) for one in granted]
         unknown = {one for one in terms if self._known_terms.find(one) is None}
         if unknown:
@@ -597,7 +590,6 @@ class LedgerBatch:
 
 
 def write_finishes(connection: Connection, finishes: Sequence[Finish], *, ahead_ms: int) -> None:
-    """Writes finishes with one statement. `ahead_ms`: how far the shared clock is ahead of this gateway's clock."""
     if finishes:
         _FINISH.run(connection, [_finish_row(finish, ahead_ms=ahead_ms) for finish in finishes])
 
@@ -661,7 +653,6 @@ def _finish_row(finish: Finish, *, ahead_ms: int) -> dict[str, object]:
 
 
 def _finish_values(finish: Finish, *, ahead_ms: int) -> dict[str, object]:
-    """The columns of a call that the end of a body writes."""
     return {
         "delivery": finish.delivery.value,
         "request_bytes": finish.request_bytes,

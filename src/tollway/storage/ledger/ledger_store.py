@@ -87,13 +87,12 @@ _log = structlog.get_logger(__name__)
 _FoundCall = TypeVar("_FoundCall", AuthorizedCall, KeyedCall, OpenCall)
 
 RECOVERY_BATCH_MAX = 500
-"""How many calls one transaction of recovery moves."""
 RENEW_TIMEOUT_S = 5.0
 """The deadline of a renewal: short, so that several tries fit into one lease."""
 
 
 class LedgerStore:
-    """Implements `Ledger`. One for each gateway process; `owner_id` is new at each start."""
+    """`owner_id` is new at each start."""
 
     def __init__(
         self,
@@ -117,11 +116,11 @@ class LedgerStore:
         batch_wait_s: float = BATCH_WAIT_S,
         finish_delay_s: float = FINISH_DELAY_S,
     ) -> None:
-        """`on_commit`: called after each written batch, with the entry that matters most in it and the seconds. `on_lapse`: called when this gateway renewed later than its lease, so that other gateways may have recovered its calls.
-        `on_restore`: called when a restore of the database was detected and its balances are held. `ticks_ms`: a monotonic clock that
-        detects jumps of the other clocks. `writer`: the background task that reports `run`. `events`: the log of the events of webhooks. `traces`: None where no call is traced. `close_retry_s`: the pause between two tries
-        of a close while the database is unavailable. `batch_wait_s`: the longest wait of the writer for the callers of its last batch.
-        `finish_delay_s`: how long a finish waits for other entries."""
+        """`on_commit`: called after each written batch, with the entry that matters most in it and the seconds. `on_lapse`: called when this gateway
+        renewed later than its lease, so that other gateways may have recovered its calls. `on_restore`: called when a restore was detected and the
+        balances are held. `ticks_ms`: a monotonic clock that detects jumps of the other clocks. `writer`: the background task that reports `run`.
+        `close_retry_s`: the pause between two tries of a close while the database is unavailable. `batch_wait_s`, `finish_delay_s`: as in
+        `GroupCommit`."""
         self._database, self._limits = database, limits
         self._events, self._traces = events, traces
         self._own_ms = now_ms
@@ -167,7 +166,7 @@ class LedgerStore:
         )
 
     async def open(self) -> None:
-        """Renews the ownership, detects a restore and recovers the open calls of dead gateways. Call it once, before the first claim."""
+        """Renews the ownership, detects a restore and recovers the open calls of dead gateways. Call it before the first claim."""
         now_ms = self._own_ms()
         await self.renew_ownership(now_ms=now_ms)
         await self.recover(now_ms=now_ms)
@@ -177,7 +176,6 @@ class LedgerStore:
         await self._group_commit.run()
 
     def stop(self) -> None:
-        """Lets `run` return when every waiting entry is written."""
         self._group_commit.stop()
 
     async def wait_closed(self, *, timeout_s: float) -> None:
@@ -388,7 +386,6 @@ class LedgerStore:
         )
 
     def _responded_since_ms(self) -> int:
-        """Responses that were stored after this moment are still kept."""
         return self._clock.read() - self._limits.response_ttl_s * 1000
 
     # ---- Ownership: the renewal of this gateway's lease, and recovery for gateways whose lease has ended.
@@ -478,7 +475,6 @@ class LedgerStore:
         return len(moved)
 
     def shared_ms(self) -> int:
-        """The time that all gateways of this database share, as of the last renewal."""
         return self._clock.read()
 
     def _hold_ms(self) -> int:

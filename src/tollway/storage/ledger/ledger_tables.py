@@ -254,8 +254,7 @@ repeat_nonce_table = Table(
     Column("call_id", String(64), ForeignKey("call.id", name="fk_repeat_nonce_call"), nullable=False),
     PrimaryKeyConstraint("nonce", "tx_hash", "chain_id", name="pk_repeat_nonce"),
 )
-"""The nonces of bound signatures that ran a call again. Each counts as `call.nonce` does: while its call is not released. Kept as long as
-the calls."""
+"""Each counts as `call.nonce` does: while its call is not released. Kept as long as the calls."""
 
 topup_table = Table(
     "call_topup",
@@ -482,8 +481,7 @@ wallet_gas_table = Table(
     Index("ix_wallet_gas_spent", *("chain_id", "created_ms", "listing_id", "cost_wei")),
     Index("ix_wallet_gas_code", *("chain_id", "created_ms", "code_hash", "is_reverted")),
 )
-"""One row for each nonce of a settlement for a payer with code: contract wallets and delegated accounts have their own share of the gas
-budgets."""
+"""One row for each nonce of a settlement for a payer with code, whose gas has its own share of the budgets."""
 
 settlement_nonce_table = Table(
     "gas_lane",
@@ -513,7 +511,6 @@ PAYMENT_COLUMNS = (
     "calls",
     "is_authorized",
 )
-"""The columns that `parse_payment_row` takes, in its order."""
 
 
 def parse_payment(row: Row[Any]) -> Payment:
@@ -563,7 +560,7 @@ def parse_payment_row(row: Sequence[Any]) -> Payment:
 
 
 def select_records(calls: FromClause = call_table) -> Select[Any]:
-    """The query that `parse_call` parses. `calls`: the table of calls, or a subquery with all its columns."""
+    """`calls`: the table of calls, or a subquery with all its columns."""
     own, terms = calls.c, call_terms_table.c
     return select(
         *(own[name] for name in _RECORD_COLUMNS),

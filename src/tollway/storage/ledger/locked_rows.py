@@ -82,18 +82,18 @@ class LockedCall:
 
     @property
     def is_unpaid(self) -> bool:
-        """True when an authorisation has not paid the call yet."""
         return self.payment_id is None and self.rail in AUTHORIZED_RAILS
 
 
 class LockedRows:
-    """The locked rows of one transaction. Use it in one thread and until the end of the transaction.
+    """The locked rows of one transaction, for one thread.
 
     The debt of a credit account is a kept sum: what its `reorged` calls lack of their prices. It changes with the calls, and its row is locked last.
 
-    A call that moves from one sum to another leaves a mark for its hour (`ledger.sales`). `shared_ms`: the shared time of a batch, whose
-    moves leave no mark while their hour is open; None: every move leaves its mark, as most of these moves come late. `events`: the log of the
-    events that the moves are."""
+    A call that moves from one sum to another leaves a mark for its hour (`ledger.sales`). `shared_ms`: the shared time of a batch, whose moves leave
+    no mark while their hour is open; None: every move leaves its mark, as most of these moves come late. `events`: the log of the events that the
+    moves are.
+    """
 
     def __init__(
         self, connection: Connection, *, shared_ms: int | None = None, events: EventLog = NO_EVENTS
@@ -178,7 +178,6 @@ class LockedRows:
         )
 
     def set_parts(self, call: LockedCall, parts: Parts) -> None:
-        """Replaces the units that a call holds by `parts`."""
         if parts == call.parts:
             return
         for payment_id in {*call.parts, *parts}:
@@ -321,7 +320,6 @@ def write_marks(connection: Connection, hours: Mapping[int, int]) -> None:
 
 
 def payment_ids_of(call: LockedCall) -> frozenset[int]:
-    """The payments whose locks a move of this call needs."""
     return frozenset(call.parts) | ({call.payment_id} if call.payment_id is not None else set())
 
 

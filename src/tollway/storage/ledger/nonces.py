@@ -22,7 +22,6 @@ from tollway.storage.ledger.ledger_tables import COUNTING_NONCE, call_table, rep
 
 
 def find_nonces(connection: Connection, claims: Sequence[Claim]) -> dict[NonceKey, NonceUsed]:
-    """The calls that hold the nonces of these claims."""
     wanted = {key for key in map(nonce_key, claims) if key is not None}
     return find_holders(connection, wanted) if wanted else {}
 
@@ -43,8 +42,7 @@ def find_holders(connection: Connection, keys: Collection[NonceKey]) -> dict[Non
 
 
 def take_nonce(connection: Connection, key: NonceKey, call_id: CallId) -> NonceUsed | None:
-    """Records that a call runs again with this nonce. Its payment is locked. Returns the other call that holds the nonce, and then writes
-    nothing."""
+    """The payment of the call is locked. Returns the other call that holds the nonce, and then writes nothing."""
     holder = find_holders(connection, [key]).get(key)
     if holder is not None:
         return None if holder.call_id == call_id else holder

@@ -49,7 +49,7 @@ def find_last_payment(connection: Connection, query: PaymentQuery) -> LastPaymen
 
 
 def find_newer_place(connection: Connection, query: PaymentQuery) -> PaymentPlace | None:
-    """Reads the payments upward from `before`, which is the last one of the newer page: the page has `limit` of them, and the next one is its place."""
+    """Reads upward from `before`, the last payment of the newer page: that page has `limit` payments, and the next payment is its place."""
     place = _find_place(connection, query)
     if place is None:
         return None
@@ -77,7 +77,6 @@ def _page(connection: Connection, query: PaymentQuery) -> Select[Any]:
 
 
 def _set_filters(query: PaymentQuery) -> list[ColumnElement[bool]]:
-    """The filters of all pages."""
     columns = payment_table.c
     wanted = [_is_of_wallet(query)]
     if query.from_ms is not None:
@@ -106,7 +105,7 @@ def _place_filters(connection: Connection, query: PaymentQuery) -> list[ColumnEl
 
 
 def _find_place(connection: Connection, query: PaymentQuery) -> tuple[int, int] | None:
-    """The place of the payment `before` in the order of pages; None for an unknown one."""
+    """Returns None for an unknown payment."""
     if query.before is None:
         return None
     columns = payment_table.c
@@ -120,7 +119,6 @@ def _find_place(connection: Connection, query: PaymentQuery) -> tuple[int, int] 
 
 
 def _find_held_by_calls(connection: Connection, payment_ids: Collection[int]) -> set[int]:
-    """The payments of which calls without an outcome hold units."""
     if not payment_ids:
         return set()
     calls, topups = call_table.c, topup_table.c

@@ -66,8 +66,7 @@ NEVER_MS = 0
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The payments of one chain transaction, with the records that they were verified against. Equal for the same payments, regardless of the
-    time."""
+    """The payments of one transaction, with the records that they were verified against. Equal for equal payments at any time."""
 
     payments: tuple[NewPayment, ...]
     based_on: RecordedTransaction | None
@@ -211,7 +210,6 @@ _UNFINAL = Prepared(unfinal_query())
 def insert_payment(
     connection: Connection, new: NewPayment, now_ms: int, *, is_authorized: bool = False
 ) -> bool:
-    """Inserts a payment. False when it exists already."""
     check_units(new.value_units)
     statement = insert_for(connection, payment_table).values(
         chain_id=new.chain_id,

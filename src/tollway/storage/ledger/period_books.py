@@ -41,7 +41,6 @@ from tollway.storage.ledger.sales_tables import (
 )
 
 NAMES_MAX = 500
-"""The names that one statement reads: both drivers have a maximum of parameters."""
 _STATES = 4
 
 _GROUP_COLUMNS: dict[SumGroup, str] = {"api": "t.listing_id", "provider": "c.provider", "wallet": "c.payer"}
@@ -62,7 +61,6 @@ class PeriodBookStore:
 
 
 def read_sales(connection: Connection, *, query: SalesQuery, limits: Limits) -> PeriodSums:
-    """The answer of `PeriodBooks.sales`, in the snapshot of this connection."""
     sums = _SumCollector(query, rows_max=limits.sum_rows_max)
     closed_until_ms = read_ends(connection)[1] or 0
     index, whose = "ix_call_provider_time", "c.provider = :wallet"
@@ -93,7 +91,6 @@ def read_sales(connection: Connection, *, query: SalesQuery, limits: Limits) -> 
 
 
 def read_spending(connection: Connection, *, query: SpendingQuery, limits: Limits) -> PeriodSums:
-    """The answer of `PeriodBooks.spending`, in the snapshot of this connection."""
     sums = _SumCollector(query, rows_max=limits.sum_rows_max)
     _add_calls(
         connection,
@@ -137,7 +134,6 @@ def _add_calls(
 def _add_closed(
     connection: Connection, sums: "_SumCollector", step: Step, query: SalesQuery, *, until_ms: int
 ) -> None:
-    """Adds the sums of closed periods, newest first."""
     rows_max = _STATES * (sums.rows_max + 1)
     totals = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in SUM_COLUMNS)
     of_listing = "" if query.listing_id is None else " AND listing_id = :listing_id"

@@ -45,7 +45,6 @@ from tollway.webhooks.events import EventType, NewEvent
 
 
 def _read_statement(name: str) -> str:
-    """The text of a file without its comments."""
     text = files("tollway.storage.ledger").joinpath("sql", name).read_text(encoding="utf-8")
     return "\n".join(line for line in text.splitlines() if not line.startswith("--"))
 

@@ -23,8 +23,6 @@ from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 
 
 class Lease:
-    """The lease of one gateway: its renewals, in milliseconds of the shared clock."""
-
     def __init__(self, *, length_ms: int) -> None:
         self.length_ms = length_ms
         # Half of the lease: the other gateways may have renewed shortly before a pause that this gateway cannot see.
@@ -66,7 +64,6 @@ class ClusterClock:
         self._drift_min_ms = 0
 
     def set_shared_ms(self, shared_ms: int) -> None:
-        """Sets the current time of the shared clock."""
         drift_ms = shared_ms - self._ticks_ms()
         self._drift_min_ms = drift_ms if self._drift_ms is None else min(drift_ms, self._drift_min_ms)
         self._drift_ms = drift_ms
@@ -75,7 +72,6 @@ class ClusterClock:
         return self._own_ms() if self._drift_ms is None else self._ticks_ms() + self._drift_ms
 
     def translate(self, own_ms: int) -> int:
-        """Translates a time of this gateway's clock into the shared time."""
         return self.read() + own_ms - self._own_ms()
 
     @property
@@ -88,7 +84,7 @@ class ClusterClock:
 
 BootMark = Callable[[Connection], str]
 SharedClock = Callable[[Connection, int], int]
-"""(connection, this gateway's time) -> the time that all gateways of this database share, in milliseconds."""
+"""(connection, this gateway's time) -> shared time, both in milliseconds."""
 
 ABANDONED_MAX = 1_000
 """How many calls of each kind one recovery reads."""
@@ -325,7 +321,6 @@ def _find_left_open(
 
 
 def _boot_marks(connection: Connection) -> dict[str, str]:
-    """The boot marks of the owners of forwarding calls."""
     columns = owner_table.c
     open_owners = select(call_table.c.owner_id).where(_is_in_state("forwarding"))
     query = select(columns.id, columns.boot_mark).where(columns.id.in_(open_owners))

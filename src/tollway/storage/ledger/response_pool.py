@@ -67,8 +67,6 @@ UNPROTECTED_MAX = 1_000
 
 
 class PooledResponse(NamedTuple):
-    """A row of `answer`, without its content."""
-
     call_id: str
     payer: bytes
     provider: bytes
@@ -77,8 +75,6 @@ class PooledResponse(NamedTuple):
 
 
 class Account(NamedTuple):
-    """A wallet in one of its roles."""
-
     role: Literal["payer", "provider"]
     wallet: bytes
 
@@ -140,7 +136,6 @@ class PoolSums:
 
 
 def read_sums(connection: Connection, *, now_ms: int, limits: Limits) -> PoolSums:
-    """Reads the sums of the largest accounts from their indexes."""
     sums = PoolSums(counted_ms=now_ms, bytes_until_recount=recount_bytes(limits))
     for role in _ROLES:
         wallet, size = stored_response_table.c[role], func.sum(stored_response_table.c.bytes)

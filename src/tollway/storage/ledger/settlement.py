@@ -42,8 +42,6 @@ from tollway.webhooks.events import EventType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
-    """A move from `forwarding` to `settling`. `attempt`: the signed transaction, None without one."""
-
     close: Close
     attempt: SettlementAttempt | None
     digest: bytes | None
@@ -88,8 +86,7 @@ class _LockedAuthorization:
 
 
 class BatchSettlement:
-    """The settlements of one batch, in one transaction. Call `lock_authorizations` before the other locks of the batch, `lock_nonces` after
-    them."""
+    """Call `lock_authorizations` before the other locks of the batch, `lock_nonces` after them."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class WaitingEntry:
 
     @property
     def is_caller_gone(self) -> bool:
-        """True when the caller was cancelled and waits no more."""
+        """A cancelled caller waits no more."""
         return self.future is not None and self.future.cancelled()
 
 
@@ -71,42 +71,33 @@ def count_callers(entries: Iterable[WaitingEntry]) -> int:
 
 
 class QueueOwner(Protocol):
-    """The port through which the statement queues use the writer."""
-
     def are_statement_queues_closed(self) -> bool:
-        """True while the writer takes every entry."""
+        """While it is true, the writer takes every entry."""
         ...
 
     def take_over(self, waiting: Sequence[WaitingEntry]) -> None:
-        """Takes entries of which nothing is written."""
+        """Nothing of these entries is written."""
         ...
 
     def take_over_failed(self, waiting: Sequence[WaitingEntry], exc: Exception) -> None:
-        """Takes entries that may be written, after a failure."""
+        """These entries may be written."""
         ...
 
-    def deliver(self, waiting: WaitingEntry, outcome: Outcome) -> None:
-        """Delivers the outcome of a written entry."""
-        ...
+    def deliver(self, waiting: WaitingEntry, outcome: Outcome) -> None: ...
 
-    def note_batch(self, batch: Sequence[WaitingEntry]) -> None:
-        """Counts a statement for these entries, which begins now."""
-        ...
+    def note_batch(self, batch: Sequence[WaitingEntry]) -> None: ...
 
-    def note_commit(self, kind: CommitKind, seconds: float) -> None:
-        """Observes the time of a written statement."""
-        ...
+    def note_commit(self, kind: CommitKind, seconds: float) -> None: ...
 
 
 _Written = Claimed | Closed | Finish | None
-"""The outcome of a written entry, or the finish itself, which has no outcome. None: the entry was not written."""
+"""None: the entry was not written. A finish has no outcome, so it stands for itself."""
 
 WriteEntries = Callable[[Sequence[WaitingEntry]], Awaitable[None]]
-"""Writes entries and calls the owner for each entry."""
 
 
 class StatementQueue:
-    """A queue of one kind of entries, in order. Run `run` once; use it from one event loop."""
+    """A queue of one kind of entries, in order."""
 
     def __init__(
         self, owner: QueueOwner, write: WriteEntries, *, batch_max: int, delay_s: float, batch_wait: BatchWait
@@ -148,7 +139,7 @@ class StatementQueue:
         self._behind[waiting.entry.call_id].append(waiting)
 
     def stop(self) -> None:
-        """Lets `run` return when every entry is written or handed to the writer."""
+        """Lets `run` return when each entry is written or handed to the writer."""
         self._is_stopping = True
         self._batch_wait.stop()
         self._wake.set()
@@ -203,7 +194,6 @@ class StatementQueue:
         return batch
 
     def _hand_on(self, waiting: list[WaitingEntry]) -> None:
-        """Hands entries to the writer."""
         if not self._queue:
             self._urgent = 0
         if waiting:
@@ -220,8 +210,6 @@ class StatementQueue:
 
 
 class StatementQueues:
-    """The two statement queues of one writer."""
-
     def __init__(
         self,
         owner: QueueOwner,
@@ -236,8 +224,7 @@ class StatementQueues:
         known_terms: KnownTerms,
         events: EventLog,
     ) -> None:
-        """`make_batch_wait`: takes the size of a batch. `known_terms`: terms with a committed row; a claim with other terms goes to the
-        writer, which writes the terms too."""
+        """`known_terms`: terms with a committed row; a claim with other terms goes to the writer, which writes the terms too."""
         self._owner = owner
         self._database = database
         self._rules = rules
@@ -257,7 +244,7 @@ class StatementQueues:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, *, on_end: Callable[[], None]) -> None:
-        """Starts both queues. Call it once. `on_end`: called at the end of each queue."""
+        """`on_end`: called at the end of each queue."""
         for queue in self.all:
             task = asyncio.get_running_loop().create_task(queue.run())
             task.add_done_callback(lambda _: on_end())
@@ -268,7 +255,6 @@ class StatementQueues:
         return not all(task.done() for task in self._tasks)
 
     async def end(self) -> list[WaitingEntry]:
-        """Cancels both queues and returns their remaining entries."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -295,7 +281,6 @@ class StatementQueues:
         return is_hour_unmarked(self._clock.translate(claim.created_ms), now_ms=self._clock.read())
 
     def find_holder(self, call_id: CallId) -> StatementQueue | None:
-        """The queue that holds an entry of this call."""
         return next((queue for queue in self.all if queue.has(call_id)), None)
 
     def stop(self) -> None:

@@ -56,15 +56,14 @@ class BackupCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredBackup:
-    """The result of a restore. `kept`: the path of the replaced database; None without one."""
+    """`kept`: the path of the replaced database; None without one."""
 
     copy: BackupCopy
     kept: Path | None
 
 
 async def back_up(database_path: Path, target: Path) -> BackupCopy:
-    """Copies the database as of one moment to `target`, readable by its owner only. Replaces an existing file. Raises `BackupUnusable` and
-    OSError."""
+    """The copy is of one moment, and its owner alone can read it. Replaces an existing file. Raises `BackupUnusable` and OSError."""
     with _draft(target) as draft:
         await asyncio.to_thread(_copy, database_path, draft)
         database = SqliteDatabase(draft)
@@ -107,7 +106,7 @@ def _bump_and_hold(connection: Connection, *, marked: int, entry: AuditEntry) ->
 
 
 async def _examine(database: SqliteDatabase, *, is_to_serve: bool = False) -> BackupCopy:
-    """Checks a copy. `is_to_serve`: also migrates older tables. Raises `BackupUnusable`."""
+    """`is_to_serve`: also migrates older tables. Raises `BackupUnusable`."""
     try:
         sound = await database.read(
             lambda connection: connection.exec_driver_sql("PRAGMA quick_check").scalar()
@@ -131,8 +130,7 @@ async def _examine(database: SqliteDatabase, *, is_to_serve: bool = False) -> Ba
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copies a database as of one moment, also during writes: one step of the backup is one snapshot. The connection is read-only, so that it
-    never checkpoints."""
+    """One step of the backup is one snapshot, also during writes. The connection is read-only, so that it never checkpoints."""
     try:
         origin = _sqlite.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)
         with contextlib.closing(origin), contextlib.closing(_sqlite.connect(str(target))) as copy:
@@ -143,7 +141,7 @@ def _copy(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """An empty file beside the target, readable by its owner only. Deleted at the end unless it was moved into place."""
+    """An empty file beside the target, readable by its owner only. The end deletes it unless it was moved into place."""
     number, name = tempfile.mkstemp(dir=target.absolute().parent, prefix=f"{target.name}.")
     os.close(number)
     draft = Path(name)
@@ -155,13 +153,11 @@ def _draft(target: Path) -> Iterator[Path]:
 
 
 def _close_journal(draft: Path) -> None:
-    """Makes the draft one file without a log beside it."""
     with contextlib.closing(_sqlite.connect(str(draft))) as connection:
         connection.execute("PRAGMA journal_mode=DELETE").close()
 
 
 def _move_into_place(draft: Path, target: Path) -> None:
-    """Flushes the draft and renames it to the target."""
     with draft.open("rb") as written:
         os.fsync(written.fileno())
     draft.replace(target)

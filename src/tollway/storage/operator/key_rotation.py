@@ -61,8 +61,7 @@ _RESPONSES = _EncryptedColumn(
 
 @dataclass(slots=True, kw_only=True)
 class SealCount:
-    """The number of values that the first key opens, that an older key opens, and that no configured key opens (`lost`). `lost_ids`: the row ids of
-    lost values, at most `LOST_IDS_MAX`."""
+    """`lost`: no configured key opens the value. `lost_ids`: the row ids of such values, at most `LOST_IDS_MAX`."""
 
     current: int = 0
     older: int = 0

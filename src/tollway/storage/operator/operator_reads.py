@@ -86,18 +86,15 @@ GATEWAYS_MAX = 50
 """Gateways that are read, the last renewal first. The row of a lease is kept for a day."""
 
 _ROW = 1
-"""The id in a table of one row."""
 
 
 class OpenCallStore:
-    """Reads what waits for an end: open calls and held payments; and the last audit."""
-
     def __init__(self, database: Database, *, limits: Limits) -> None:
         self._database = database
         self._unknown_hold_ms = limits.unknown_hold_s * 1000
 
     async def list_open(self, state: str) -> tuple[CallRecord, ...]:
-        """Calls in `settling` or `unknown`, the oldest first, at most `OPEN_CALLS_MAX`."""
+        """The oldest call comes first; at most `OPEN_CALLS_MAX` calls."""
         # Literal, so that the partial indexes are used.
         condition = {"settling": "state = 'settling'", "unknown": "state = 'unknown'"}[state]
         oldest = (
@@ -112,7 +109,7 @@ class OpenCallStore:
         return tuple(parse_call(row, unknown_hold_ms=self._unknown_hold_ms) for row in rows)
 
     async def count_held_payments(self) -> int:
-        """Payments whose balance is held; counted to 10,000."""
+        """Counts to 10,000."""
 
         def work(connection: Connection) -> int:
             held = select_held(connection, payment_table.c.id).limit(10_000).subquery()
@@ -121,7 +118,7 @@ class OpenCallStore:
         return await self._database.read(work)
 
     async def find_last_audit(self) -> tuple[int, int] | None:
-        """When the last audit of any gateway or command ended, and how many differences it found; None before the first one."""
+        """The end of the last audit of any gateway or command, and the number of its differences."""
         columns = audit_run_table.c
         query = select(columns.ended_ms, columns.differences)
         row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
@@ -129,8 +126,7 @@ class OpenCallStore:
 
 
 class FleetFiguresStore:
-    """Reads the figures. `now_ms`: the time that all gateways share. `has_other_keys`: whether the settings have more than one secret key; with one key nothing
-    can be stale. `clock`: monotonic seconds."""
+    """`has_other_keys`: whether the settings have more than one secret key; with one key nothing can be stale. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -150,7 +146,6 @@ class FleetFiguresStore:
         self._counts_due_s = float("-inf")
 
     async def read(self) -> FleetFigures:
-        """Raises StorageUnavailable."""
         stale = (await self._count_keys()).older if self._has_other_keys else 0
         now_ms = self._now_ms()
         return await self._database.read(
@@ -158,7 +153,7 @@ class FleetFiguresStore:
         )
 
     async def count_encrypted_values(self) -> tuple[EncryptedValues, ...]:
-        """The encrypted values by the key that opens them, at most `STALE_INTERVAL_S` old. Raises StorageUnavailable."""
+        """The counts by key are at most `STALE_INTERVAL_S` old."""
         counts = await self._count_keys()
         return (
             _describe_values("secrets", counts.secrets, is_whole=True),
@@ -199,7 +194,7 @@ def read_figures(connection: Connection, *, now_ms: int, secrets_stale: int) -> 
 
 
 def count_open(state: str, *, count_max: int = COUNT_MAX) -> Select[int]:
-    """Counts the calls of a state to `count_max`. The predicate is literal, as in the index."""
+    """The predicate is literal, as in the index."""
     rows = select(call_table.c.moved_ms).where(text(f"state = '{state}'")).limit(count_max)
     return select(func.count()).select_from(rows.subquery())
 
@@ -226,13 +221,11 @@ def count_events(connection: Connection) -> dict[str, int]:
 
 
 async def record_audit(database: Database, *, differences: int, now_ms: int) -> None:
-    """Records the end of an audit. Raises StorageUnavailable."""
     values = {"ended_ms": now_ms, "differences": differences}
     await write_retried(database, partial(_record, table=audit_run_table, values=values))
 
 
 async def record_backup(database: Database, *, now_ms: int) -> None:
-    """Records the end of a backup. Raises StorageUnavailable."""
     await write_retried(database, partial(_record, table=backup_run_table, values={"ended_ms": now_ms}))
 
 
@@ -258,8 +251,6 @@ _OLDEST: Mapping[Table, tuple[Column[Any], Column[Any]] | None] = {
 
 
 class BookFigures:
-    """Reads the figures. Raises StorageUnavailable."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -347,7 +338,7 @@ def _read_sqlite(connection: Connection, tables: list[Table]) -> Counts:
 
 
 def _count_some(connection: Connection, table: Table) -> int | None:
-    """The rows of a table that has at most `COUNTED_MAX`; None for a larger one."""
+    """Returns None for a table of more than `COUNTED_MAX` rows."""
     some = select(literal_column("1")).select_from(table).limit(COUNTED_MAX + 1).subquery()
     rows = connection.scalar(select(func.count()).select_from(some)) or 0
     return rows if rows <= COUNTED_MAX else None
@@ -372,8 +363,6 @@ gateway_build_table = Table(
 
 
 class GatewayBuildStore:
-    """Writes the row of one gateway and reads those of all. `now_ms`: the time that all gateways share."""
-
     def __init__(
         self, database: Database, *, owner_id: str, lease_ms: int, now_ms: Callable[[], int]
     ) -> None:
@@ -383,7 +372,7 @@ class GatewayBuildStore:
         self._now_ms = now_ms
 
     async def record(self, build: GatewayBuild) -> None:
-        """Writes the row of this gateway, and deletes those of gateways without a lease. Raises StorageUnavailable."""
+        """Also deletes the rows of gateways without a lease."""
         values = {"name": build.name, "version": build.version, "schema_revision": build.schema}
 
         def work(connection: Connection) -> None:
@@ -396,7 +385,7 @@ class GatewayBuildStore:
         await write_retried(self._database, work)
 
     async def list_gateways(self) -> tuple[GatewayRecord, ...]:
-        """The gateways whose lease is recorded, the last renewal first, at most `GATEWAYS_MAX`. Raises StorageUnavailable."""
+        """The last renewal comes first; at most `GATEWAYS_MAX` gateways."""
         owners, builds = owner_table.c, gateway_build_table.c
         query = (
             select(
@@ -438,7 +427,6 @@ class ServerSettings:
 
 
 async def read_server_settings(database: "PostgresDatabase") -> ServerSettings:
-    """Reads the settings of the writable server. Raises `StorageUnavailable`."""
     hosts = len(database.connector.address.hosts)
 
     def read_settings(connection: Connection) -> ServerSettings:

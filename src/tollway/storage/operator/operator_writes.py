@@ -47,9 +47,7 @@ from tollway.storage.ledger.ledger_tables import (
 )
 
 TARGETS_MAX = 500
-"""Targets of one query."""
 LOGGED_MAX = 100
-"""Entries that one run writes to the log."""
 LEDGER = "ledger"
 """The target of an entry on all balances."""
 SALES = "sales"
@@ -103,7 +101,7 @@ _log = structlog.get_logger(__name__)
 
 
 class OperatorStore:
-    """Implements `OperatorLedger` and `Readiness`. `now_ms`: the time that all gateways share."""
+    """Implements `OperatorLedger` and `Readiness`."""
 
     def __init__(self, database: Database, *, now_ms: Callable[[], int]) -> None:
         self._database = database
@@ -180,8 +178,7 @@ class OperatorStore:
         await write_retried(self._database, work)
 
     async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
-        """The time without a ready gateway. The time before the first record counts as ready: a new gateway must not accept old transfers as
-        new."""
+        """The time before the first record counts as ready: a new gateway must not accept old transfers as new."""
         columns = outage_table.c
         query = select(columns.from_ms, columns.to_ms).where(
             columns.to_ms > since_ms, columns.from_ms < now_ms
@@ -206,7 +203,6 @@ def find_operator_records(connection: Connection, tx_hash: TxHash) -> tuple[bool
 
 
 def mark_restored(connection: Connection, *, now_ms: int) -> None:
-    """Records a restore and holds every balance in the ledger."""
     if connection.dialect.name == "postgresql":
         # One lock for the table, because this update cannot lock payments in the order of claims.
         connection.execute(text("LOCK TABLE payment IN EXCLUSIVE MODE"))
@@ -220,7 +216,7 @@ def held_before_ms(connection: Connection) -> int | None:
 
 
 class AuditLogStore:
-    """Implements `AuditLog` over SQLite or PostgreSQL."""
+    """Implements `AuditLog`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -300,7 +296,7 @@ def _find_unlogged(connection: Connection) -> list[int]:
 
 
 def _mark_logged(connection: Connection, *, ids: list[int]) -> list[RecordedAuditEntry]:
-    """Marks the entries, and returns those that no other gateway marked first."""
+    """Returns the entries that no other gateway marked first."""
     entries = audit_entry_table.c
     statement = (
         update(audit_entry_table)
@@ -321,7 +317,7 @@ def _read_entry(row: Any) -> RecordedAuditEntry:
 
 
 class SqlAdminSessions:
-    """Implements `AdminSessionStore` over SQLite or PostgreSQL."""
+    """Implements `AdminSessionStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -34,20 +34,16 @@ class RestoreDetected(Exception):
 class RestoreDetector:
     """A detector of restores, one for each gateway process, and the hold that follows.
 
-    Promise: before this gateway claims from a database that lacks a write it has acknowledged to this gateway, every balance in
-    that database is held. The hold is a row and a mark on each payment: it counts for all gateways and survives restarts. It has
-    no deadline, because time does not show which calls were lost. The operator ends it: `tollway gateway audit` lists what is held,
-    `tollway gateway audit --release` frees it.
+    Promise: before this gateway claims from a database that lacks a write it has acknowledged to this gateway, every balance in that database is
+    held. The hold is a row and a mark on each payment: it counts for all gateways and survives restarts. It has no deadline, because time does not
+    show which calls were lost. The operator ends it: `tollway gateway audit` lists what is held, `tollway gateway audit --release` frees it.
 
-    Compares rows, never clocks:
-    - the last renewal and the last claim of this gateway that were acknowledged, in each renewal (`check`) and before the first
-      claim on each connection (`check_once`);
-    - on SQLite the generation in the file with the mark beside the file, at start and in each recovery (`check_file`).
+    Compares rows, never clocks: the last renewal and the last claim of this gateway that were acknowledged, in each renewal (`check`) and
+    before the first claim on each connection (`check_once`). On SQLite it also compares the generation in the file with the mark beside the
+    file, at start and in each recovery (`check_file`).
 
-    Does not detect a restore of PostgreSQL while all gateways are stopped, nor the loss of writes of other gateways only: after
-    such a restore the operator runs `tollway gateway audit --restored`.
-
-    Use from one event loop; `check` and `check_once` also run in the database's threads.
+    Does not detect a restore of PostgreSQL while all gateways are stopped, nor the loss of writes of other gateways only: after such a restore the
+    operator runs `tollway gateway audit --restored`. `check` and `check_once` also run in the database's threads.
     """
 
     def __init__(
@@ -111,7 +107,7 @@ class RestoreDetector:
             connection.info[_CHECKED] = True
 
     async def hold_balances(self) -> None:
-        """Holds every balance after `RestoreDetected`; when it returns, the hold is durable. Raises StorageUnavailable."""
+        """When it returns, the hold is durable."""
         async with self._holding:
             work = partial(self._hold_missing, now_ms=self._now_ms())
             reason = await self._database.write(work, is_long=True)
@@ -122,7 +118,7 @@ class RestoreDetector:
                 self._on_restore()
 
     async def check_file(self, *, now_ms: int) -> None:
-        """SQLite: holds every balance when the mark is ahead of the file, then raises both by one. Raises StorageUnavailable."""
+        """SQLite: holds every balance when the mark is ahead of the file, then raises both by one."""
         if not isinstance(self._database, SqliteDatabase):
             return
         path = mark_path(self._database.path)
@@ -156,7 +152,7 @@ def _bump_and_hold(connection: Connection, *, marked: int, now_ms: int) -> tuple
 
 
 def bump_generation(connection: Connection, *, marked: int) -> int:
-    """Writes the next generation and returns it. `marked`: the number in the mark, 0 without one."""
+    """Returns the new generation. `marked`: the number in the mark, 0 without one."""
     number = max(marked, read_generation(connection), 0) + 1
     _write_generation(connection, number)
     return number

@@ -30,7 +30,6 @@ _ID_BYTES = 10
 _COLUMNS = ("id", "wallet", "type", "subject", "state", "units", "at_ms")
 _read_columns = attrgetter(*_COLUMNS)
 HAS_ENDPOINT = "EXISTS (SELECT 1 FROM webhook_endpoint w WHERE w.wallet = {wallet} AND w.state = 'active')"
-"""The wallet of an event has an active endpoint."""
 _INSERT = Prepared(
     insert(event_table).from_select(
         _COLUMNS,
@@ -44,7 +43,7 @@ _INSERT = Prepared(
 
 
 class EventLog:
-    """The wallets that get events, and the writer of event rows. Safe to use from many threads: its set is replaced whole."""
+    """The wallets that get events, and the writer of event rows. Its set is replaced whole, so threads need no lock."""
 
     def __init__(
         self,
@@ -66,7 +65,6 @@ class EventLog:
         self._read_s = read_s
 
     def keep_watched(self, *, read_s: float) -> None:
-        """Records that the set was the same at this moment."""
         self._read_s = read_s
 
     @property
@@ -119,7 +117,7 @@ class EventLog:
 
 
 def write_events(connection: Connection, events: Sequence[NewEvent]) -> None:
-    """Writes the events of wallets with an active endpoint, with one statement; without an event, none."""
+    """Runs one statement; none without an event."""
     if events:
         _INSERT.run(connection, [event_row(event) for event in events])
 

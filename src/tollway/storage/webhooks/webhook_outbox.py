@@ -114,13 +114,12 @@ NEW_EVENTS = (
 
 
 def secret_label(endpoint_id: str) -> bytes:
-    """The associated data of an endpoint's encrypted secret."""
+    """The associated data of its encryption."""
     return b"webhook secret " + endpoint_id.encode()
 
 
 class WebhookOutbox:
-    """Implements `Outbox`. `now_ms`: the time that all gateways share. `find_asset`: the asset with a ledger key on a chain. `format_time`: writes
-    milliseconds as RFC 3339."""
+    """Implements `Outbox`. `find_asset`: the asset with a ledger key on a chain. `format_time`: writes milliseconds as RFC 3339."""
 
     def __init__(
         self,
@@ -173,7 +172,7 @@ class WebhookOutbox:
     def _divide(
         self, connection: Connection, endpoint: Any, events: Sequence[Any]
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The events that an endpoint gets, and those for which it has no room."""
+        """The second group: events for which the endpoint has no room."""
         if endpoint.active_from_ms is None or endpoint.state == EndpointState.DISABLED.value:
             return (), ()
         types = endpoint.types.split(" ")
@@ -456,7 +455,6 @@ def schedule_endpoint(connection: Connection, endpoint_no: int, *, now_ms: int, 
 
 
 def is_active_for_another(connection: Connection, url: str, wallet: Address) -> bool:
-    """True where the URL has a confirmed endpoint of another wallet."""
     others = select(_endpoint.number).where(
         text(CONFIRMED), _endpoint.url == url, _endpoint.wallet != bytes(wallet)
     )
@@ -464,7 +462,7 @@ def is_active_for_another(connection: Connection, url: str, wallet: Address) -> 
 
 
 def raise_generation(connection: Connection) -> None:
-    """Tells every gateway to read the set of active endpoints again."""
+    """Every gateway then reads the set of active endpoints again."""
     connection.execute(update(generation_table).values(number=generation_table.c.number + 1))
 
 
@@ -503,7 +501,7 @@ class _EventData:
                 return listing_data(event.subject, row.name, Address(event.wallet), state=event.state)
 
     def _find(self, table: str, subject: str, query: Any) -> Any:
-        """The row of a subject. Subjects are never deleted."""
+        """Subjects are never deleted."""
         key = (table, subject)
         if key not in self._cache:
             self._cache[key] = self._connection.execute(query).one()

@@ -19,9 +19,7 @@ from tollway.webhooks.endpoints import DeliveryState
 DELIVERED_KEPT_MS = 7 * 86_400_000
 DEAD_KEPT_MS = 30 * 86_400_000
 PRUNE_MAX = 1_000
-"""Rows of one transaction."""
 ROUNDS_MAX = 50
-"""Transactions of one run for each table and state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,6 @@ Key = tuple[int, ...]
 
 
 async def prune_settled(database: Database, *, now_ms: int) -> None:
-    """Deletes what has been settled for longer than it is kept."""
     for rows, (state, kept_ms) in product((DELIVERIES, MESSAGES), KEPT_MS.items()):
         from_ms = 0
         for _ in range(ROUNDS_MAX):
@@ -86,7 +83,6 @@ def find_settled(
 
 
 def delete_settled(connection: Connection, rows: Prunable, *, named: Iterable[Key]) -> None:
-    """Deletes rows, by their keys, that are still settled."""
     keys = sorted(named)
     events = sorted({key[0] for key in keys}) if rows is DELIVERIES else []
     if events:

@@ -66,7 +66,7 @@ _delivery, _message = delivery_table.c, message_table.c
 
 
 class WebhookStore:
-    """Implements `Webhooks`. `ticks_s`: monotonic seconds. `now_ms`: the time that all gateways share. `format_time`: writes milliseconds as RFC 3339."""
+    """Implements `Webhooks`. `ticks_s`: monotonic seconds. `format_time`: writes milliseconds as RFC 3339."""
 
     def __init__(
         self,

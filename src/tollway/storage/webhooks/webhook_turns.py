@@ -26,14 +26,12 @@ _NEEDED = (
 def find_challenged(
     connection: Connection, *, limits: Limits, now_ms: int, limit: int, taken: Taken
 ) -> list[Row[Any]]:
-    """The rows of endpoints whose challenge is due."""
     return _find(connection, UNCONFIRMED, limits=limits, now_ms=now_ms, limit=limit, taken=taken)
 
 
 def find_sending(
     connection: Connection, *, limits: Limits, now_ms: int, limit: int, taken: Taken
 ) -> list[Row[Any]]:
-    """The rows of endpoints with something to send."""
     return _find(connection, CONFIRMED, limits=limits, now_ms=now_ms, limit=limit, taken=taken)
 
 
