@@ -459,6 +459,8 @@ class _BatchDecision:
 
     def decide(self, claim: Claim) -> Decision:
         """A repeat gets the earlier call and pays nothing. While an earlier call without a key is running, the same request is a new call."""
+        # There are two kinds of repeats, and the price of both is taken already. A key names its call until that is released or expires.
+        # A safe request without a key repeats only a call without an outcome, or with a cut response.
         name = key_name(claim)
         earlier = None if name is None else self._keys.get(name)
         if earlier is not None:

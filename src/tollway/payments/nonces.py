@@ -69,6 +69,8 @@ class NonceSequence:
 
     def correct(self, refused: IssuedNonce, *, next_nonce: int) -> None:
         """Continues at `next_nonce`, after the ledger refused a nonce. Of several refusals together, only the first has an effect."""
+        # Many transactions are signed before the first write ends, so the ledger refuses the later ones too. All have one generation:
+        # the first correction ends it, and the others must not move the sequence back to a nonce that was issued since.
         if refused.generation == self._generation:
             self._generation += 1
             self._next = next_nonce

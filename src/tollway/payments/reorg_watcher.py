@@ -300,6 +300,7 @@ class NetworkWatcher:
             self._has_final_tag = True
             return tip.finalized_number
         if self._has_final_tag:
+            # The nodes have named final blocks before, so depth does not count: no block is final in this check.
             return -1
         return tip.head_number - self._rules.finality_depth
 
@@ -311,6 +312,8 @@ class NetworkWatcher:
         now_s, held_blocks = self._clock(), set(held)
         self._seen = {block: self._seen[block] for block in blocks if block in self._seen}
         newest = max(self._seen, key=lambda block: block.number, default=None)
+        # There are five reasons to read a block: it stands for the blocks below it, it becomes final, its last read is too old, it has
+        # held payments that may be freed, or too few nodes have agreed on its receipts.
         due = [
             block
             for block in blocks
@@ -525,6 +528,8 @@ class NetworkWatcher:
         _log.warning("payment_gone", transaction=str(payment.tx_hash), reason=reason, debt_units=debt_units)
 
     async def _may_stay(self, payment: Payment, missed: int) -> bool:
+        # There are three cases. Transfers have moved to another transaction: the next check reads what is left of the payment. None has
+        # moved: the payment is gone. The nodes returned no logs: the payment stays, for `CHECKS_WITHOUT_LOGS_MAX` checks at most.
         is_moved = await self._find_moved_transfers(payment)
         return missed < CHECKS_WITHOUT_LOGS_MAX if is_moved is None else is_moved
 

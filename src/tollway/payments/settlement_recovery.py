@@ -168,6 +168,9 @@ class SettlementRecovery:
         orphan = await self._read_call(call)
         if orphan is None:
             return
+        # There are five cases. A recorded transaction made the transfer: it counts once it is deep enough. The token has the nonce as
+        # used: the logs decide. The authorisation expired longer ago than the slack: the call can be released. It has just expired:
+        # nothing is certain yet. It is valid: only a settling call may sign a transaction.
         for facts in orphan.receipts.values():
             if not isinstance(facts, ChainFacts):
                 continue
@@ -300,6 +303,8 @@ class SettlementRecovery:
         if facilitator is not None:
             await self._settle_again(orphan, facilitator)
             return
+        # There are three cases. A transaction can still be mined: it is sent again. That transaction is stuck: another key signs for the
+        # same authorisation, which the token accepts once. None can be mined: a new one is signed, unless too many were mined in vain.
         waiting = await self._find_waiting(orphan)
         if waiting is not None and not await self._is_stuck(orphan, waiting):
             return

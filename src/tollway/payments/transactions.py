@@ -248,6 +248,8 @@ async def sign_next(
         except BaseException:
             sequence.forget(taken)
             raise
+        # There are three cases. Another transaction has the nonce: the next try takes the nonce that the ledger names. The attempt is
+        # stored. The call is not of this gateway any more: the ledger took no nonce, so the sequence goes back to it.
         if isinstance(stored, NonceUnavailable):
             sequence.correct(taken, next_nonce=stored.next_nonce)
         elif stored:
@@ -364,6 +366,8 @@ class TransactionReplacer:
         for nonce, attempt in newest.items():
             if nonce < account.mined_nonce or nonce in mined or self._is_younger(attempt, FILL_AFTER_MS):
                 continue
+            # The first unmined transaction holds up all others. In a pool, it is replaced at a higher price; in none, it is sent again, and
+            # replaced when it can never be mined unchanged. A later one waits for the first one, so it is at most sent again.
             is_first = nonce == account.mined_nonce
             is_to_replace = nonce in pending
             if not is_to_replace or (is_first and is_stuck):

@@ -256,6 +256,8 @@ class GroupCommit:
         try:
             outcome = await future
         except asyncio.CancelledError:
+            # There are two cases. The future is cancelled with its caller: the writer withdraws the entry, or undoes it after the write.
+            # The future has an outcome that this task did not take: it is undone here.
             if not future.cancelled() and future.exception() is None:
                 self._undo(entry, future.result())
             raise
@@ -413,6 +415,8 @@ class GroupCommit:
         """Writes the entries in smaller transactions, after one transaction or one statement for all of them has raised `exc`."""
         if any(waiting.ends_s is None for waiting in batch):
             _log.warning("ledger_batch_failed", entries=len(batch), error=repr(exc))
+        # There are three cases. An entry is at fault: nothing was written, and the halves find the entry. The database takes writes:
+        # the batch may be committed, so its entries are written as a retry. The database takes no writes: no half is tried.
         is_retry = not isinstance(exc, _OWN_FAULTS)
         if is_retry:
             self._is_failing = True
@@ -555,6 +559,7 @@ class GroupCommit:
             self._forget(waiting.entry)
         if waiting.future is None:
             return
+        # A caller that is cancelled after `set_result` undoes the outcome in `submit`, so no grant is without a caller.
         if waiting.future.cancelled():
             self._undo(waiting.entry, outcome)
         else:
@@ -593,6 +598,9 @@ class GroupCommit:
     ) -> None:
         """`is_alone`: the database takes writes, but not this entry. Settlement recovery submits a failed conclude again."""
         entry = waiting.entry
+        # There are three cases. The end of a call, or a cut, is kept until it is written. A conclude of settlement recovery fails, and
+        # recovery submits it again. Every other entry fails; a claim or a reopen that may be committed is in doubt: nothing was sent
+        # upstream for it, so its call can return to the state before.
         if isinstance(entry, Close | Drop) or _has_response(entry) or waiting.is_cut:
             waiting.is_in_doubt = waiting.is_in_doubt or is_in_doubt
             self._postpone(waiting, failure, is_alone=is_alone)

@@ -340,6 +340,8 @@ class StatementQueues:
         """Runs `work`, which returns what was written of each entry, and hands the other entries to the writer."""
         read_clock_s = asyncio.get_running_loop().time
         started_s = read_clock_s()
+        # There are two kinds of failure. After a restore, a bad entry or a rollback nothing is written, so the writer takes the entries
+        # as new ones. After any other failure the statement may be committed, so the writer takes them as a retry.
         try:
             written = await self._database.write_statement(work, flush=flush)
         except RestoreDetected:
