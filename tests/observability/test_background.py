@@ -256,7 +256,7 @@ async def test_a_task_on_demand_rests_after_a_failure_only() -> None:
 
 
 GROUPS = {
-    "background.py": "the only place where children of background tasks are made",
+    "observability/background.py": "the only place where children of background tasks are made",
     "app/runtime.py": "the root group of the gateway: its children are supervised",
     "chain/nodes.py": "its children catch what nodes do",
     "registry/ownership_recheck.py": "its children catch everything",

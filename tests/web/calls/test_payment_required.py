@@ -59,7 +59,8 @@ def sell_on_two_networks(gateway: InProcessGateway) -> None:
     )
     gateway.settlement.gas_budget._network_gas[V1_UNKNOWN] = gateway.settlement.gas_budget._network_gas[CHAIN]
     gateway.settlement.gas_budget._sequences[V1_UNKNOWN] = gateway.settlement.gas_budget._sequences[CHAIN]
-    gateway.settlement.gas_budget._spent[V1_UNKNOWN] = gateway.settlement.gas_budget._spent[CHAIN]
+    spending = gateway.settlement.gas_budget._spending
+    spending.update({(V1_UNKNOWN, payers): spending[CHAIN, payers] for _, payers in list(spending)})
     gateway.settlement.settlement._rules = gateway.rules
 
 

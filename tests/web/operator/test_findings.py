@@ -17,7 +17,7 @@ from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.web.operator.chains import NetworkNodes, NodeFigures
 from tollway.web.operator.findings import OverviewFacts, count, find_findings, format_age
 
-RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
+RUNBOOKS = Path(__file__).parents[3] / "docs" / "runbooks"
 NOW_MS = 1_800_000_000_000
 BASE, NETWORK = ChainId(8453), "eip155:8453"
 CHAIN = {"name": "Base", "reachable": True, "withdrawn": []}

@@ -11,7 +11,7 @@ from tollway.web.operator.runbook import (
     read_runbooks,
 )
 
-RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
+RUNBOOKS = Path(__file__).parents[3] / "docs" / "runbooks"
 
 
 def test_every_runbook_of_the_docs_is_read_and_each_link_leads_to_one() -> None:
