@@ -25,6 +25,7 @@ from tests.kit.ports import find_low_port
 from tests.kit.settlement import MinedRules, SettlementServices
 from tests.kit.stores import InlineDatabase, open_catalog
 from tests.kit.upstream import LoopbackUpstream, run_upstream
+from tests.kit.waits import DEADLINE_S
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
@@ -635,12 +636,17 @@ async def open_gateway(
     kind: type[InProcessGateway] = InProcessGateway,
     **limits: Any,
 ) -> AsyncIterator[InProcessGateway]:
-    """A gateway and its upstream. `open_further_rails`, `receipt_signer`: see `InProcessGateway`. `limits` replace the defaults; waits for networks are short."""
-    short: dict[str, Any] = {"connect_deadline_s": 5.0, "dns_deadline_s": 5.0, "drain_deadline_s": 3.0}
+    """A gateway and its upstream. `open_further_rails`, `receipt_signer`: see `InProcessGateway`. `limits` replace the defaults; a machine that pauses
+    ends no dial."""
+    patient: dict[str, Any] = {
+        "connect_deadline_s": DEADLINE_S,
+        "dns_deadline_s": DEADLINE_S,
+        "drain_deadline_s": 3.0,
+    }
     async with run_upstream() as upstream:
         gateway = kind(
             upstream,
-            limits=replace(DEFAULT_LIMITS, **{**short, **limits}),
+            limits=replace(DEFAULT_LIMITS, **{**patient, **limits}),
             is_bound_required=is_bound_required,
             rate_limiter=rate_limiter,
             only_verified=only_verified,
