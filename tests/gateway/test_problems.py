@@ -164,6 +164,12 @@ def test_seven_codes_may_carry_terms() -> None:
     assert {code for code, refusal in zip(Code, refusals, strict=True) if refusal.quote is OFFER} == MAY_ASK
 
 
+def test_a_held_payment_asks_for_no_other_one() -> None:
+    held = [Problem(code=code, detail="", payment_state="held") for code in Code]
+    refusals = [explain_quoted(Refusal(problem), OFFER, sample_request()) for problem in held]
+    assert {refusal.problem.code for refusal in refusals if refusal.quote is not None} == set()
+
+
 @pytest.mark.parametrize(
     ("shown", "has_terms"),
     [

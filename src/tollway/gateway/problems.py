@@ -221,7 +221,8 @@ def _has_credential(request: ProxyRequest) -> bool:
 
 
 def may_quote(problem: Problem) -> bool:
-    return problem.code in _QUOTED_CODES
+    """A held payment may be charged yet: its caller is asked for no other one."""
+    return problem.code in _QUOTED_CODES and problem.payment_state != "held"
 
 
 def insufficient(claim: Claim, asset: Asset, *, remaining_units: int) -> Problem:
