@@ -127,8 +127,8 @@ class FixedLimits:
     spending_calls_max: int = 50_000  # calls read by one question about spending
     answers_per_provider_bytes_max: int = 256 * MIB  # stored responses of one provider's APIs
     creation_responses_bytes_max: int = 256 * MIB
-    answer_reading_s: float = 60.0  # under an idempotency key; then a repeat gets "not stored"
-    answer_collect_s: float = 30.0  # reading a response to its end while its caller waits for "unknown"
+    response_reading_s: float = 60.0  # under an idempotency key; then a repeat gets "not stored"
+    response_collect_s: float = 30.0  # reading a response to its end while its caller waits for "unknown"
 
     # Upstreams.
     upstream_headers_max: int = 500

@@ -219,7 +219,7 @@ class Row:
 
 
 TABLE = {
-    TaskName.ANSWER_PRUNING: Row(),
+    TaskName.RESPONSE_PRUNING: Row(),
     TaskName.BLOCKED_WALLETS: Row(),
     TaskName.LEDGER_WRITER: Row(),
     TaskName.CALL_RECOVERY: Row(),

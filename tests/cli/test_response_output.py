@@ -157,7 +157,7 @@ def test_an_answer_that_cannot_be_written_is_kept_and_is_no_usage_error(run, gat
     assert done.exit_code == 1, done.output
     error = json.loads(done.stderr)["error"]
     (kept,) = tmp_path.glob("tollway-answer-*")
-    assert (error["code"], kept.read_bytes()) == ("answer_not_written", b"paid for")
+    assert (error["code"], kept.read_bytes()) == ("response_not_written", b"paid for")
     assert str(kept) in error["detail"]
 
 

@@ -98,7 +98,7 @@ def test_everything_else_is_a_refusal_with_its_code(status: int, content: bytes,
 def test_a_success_that_is_no_object_of_json_is_malformed(content: bytes) -> None:
     with pytest.raises(GatewayResponseInvalid) as failed:
         read_document(SHOW, 200, content)
-    assert failed.value.code == "answer_malformed"
+    assert failed.value.code == "gateway_response_invalid"
 
 
 @pytest.mark.parametrize("entries", [b"null", b"{}", b'"x"', b"[1]", b"[{}, null]"])

@@ -29,7 +29,7 @@ REQUIRING_X = {
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway(failed_calls_wait_s=0.05, answer_reading_s=20) as small:
+    async with open_gateway(failed_calls_wait_s=0.05, response_reading_s=20) as small:
         await small.publish()
         yield small
 
@@ -258,7 +258,7 @@ async def test_a_response_that_is_read_for_too_long_is_reported_as_not_stored(
     gateway: InProcessGateway, harness: Harness
 ) -> None:
     """Its gateway may have died over it."""
-    reading_ms = int(gateway.limits.answer_reading_s * 1000)
+    reading_ms = int(gateway.limits.response_reading_s * 1000)
     first = await harness.ask()
     (call,) = _calls(gateway)
     call.finish = None  # the crash

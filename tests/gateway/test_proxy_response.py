@@ -20,7 +20,7 @@ TARGET = "/quote?x=1"
 @pytest.fixture
 async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(
-        settle_wait_s=0.05, response_bytes_max=2_000, answer_collect_s=0.05, buffer_bytes=100
+        settle_wait_s=0.05, response_bytes_max=2_000, response_collect_s=0.05, buffer_bytes=100
     ) as small:
         await small.publish()
         yield small
@@ -161,7 +161,7 @@ async def test_an_answer_that_breaks_off_is_not_stored(gateway: InProcessGateway
 
 
 async def test_what_is_too_large_is_not_collected_to_its_end() -> None:
-    async with open_gateway(settle_wait_s=0.05, response_bytes_max=2_000, answer_collect_s=600) as patient:
+    async with open_gateway(settle_wait_s=0.05, response_bytes_max=2_000, response_collect_s=600) as patient:
         await patient.publish()
         patient.upstream.answer = endless(b"x" * 2_001, asyncio.Event())
         patient.stop_mining()
@@ -191,7 +191,7 @@ def endless(first: bytes, may_go_on: asyncio.Event, rest: bytes = b"") -> Answer
 async def test_a_response_without_its_caller_is_read_within_limits(rest: bytes, collect_s: float) -> None:
     """What cannot be kept any more ends at the upstream, too."""
     async with (
-        open_gateway(response_bytes_max=2_000, answer_collect_s=collect_s, buffer_bytes=100) as gateway,
+        open_gateway(response_bytes_max=2_000, response_collect_s=collect_s, buffer_bytes=100) as gateway,
         asyncio.timeout(10),
     ):
         await leave_early(gateway, rest)

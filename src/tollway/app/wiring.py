@@ -230,7 +230,7 @@ class SettlementServices:
             TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self._orphans.mark_due
         )
         tasks.start(TaskName.SWEEPER_ELECTION, partial(recovery_leadership.lead, sweep))
-        tasks.start_periodic(TaskName.ANSWER_PRUNING, PRUNE_INTERVAL_S, self._prune)
+        tasks.start_periodic(TaskName.RESPONSE_PRUNING, PRUNE_INTERVAL_S, self._prune)
 
     async def _sweep(self) -> None:
         task = self._background[TaskName.SETTLEMENT_SWEEP]

@@ -40,7 +40,7 @@ _TEXT_TYPES = ("text/", "application/json", "application/problem+json", "applica
 class ResponseNotWritten(CallerFailure):
     """The call is done, and its response cannot be written to the output."""
 
-    code = "answer_not_written"
+    code = "response_not_written"
 
 
 class ResponseOutput:

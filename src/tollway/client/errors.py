@@ -128,7 +128,7 @@ class GatewayRefused(CallerFailure):
 class GatewayResponseInvalid(CallerFailure):
     """The gateway's response is not the requested document: it is no JSON object, or a required member is missing."""
 
-    code = "answer_malformed"
+    code = "gateway_response_invalid"
 
 
 class GatewayUnreachable(CallerFailure):
@@ -148,7 +148,7 @@ class GatewayUnreachable(CallerFailure):
 class ResponseUnreadable(CallerFailure):
     """The body of a response does not match its content coding. Its raw bytes are readable (`iter_raw`)."""
 
-    code = "answer_unreadable"
+    code = "response_unreadable"
 
 
 class NotPaid(CallerFailure):

@@ -507,11 +507,11 @@ class Idempotency:
 
     def _is_response_being_read(self, earlier: KeyedCall) -> bool:
         """Whether another task may still be reading the response, which is stored at its end. False for a lost response, and after
-        `answer_reading_s`: its gateway may have died."""
+        `response_reading_s`: its gateway may have died."""
         if earlier.is_lost:
             return False
         age_ms = abs(self._ledger.shared_ms() - earlier.moved_ms)
-        return not earlier.is_delivered and age_ms < self._limits.answer_reading_s * 1000
+        return not earlier.is_delivered and age_ms < self._limits.response_reading_s * 1000
 
     async def store_response(
         self, call_id: CallId, response: StoredResponse, *, payer: Address, provider: Address

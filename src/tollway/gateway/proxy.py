@@ -435,7 +435,7 @@ class Proxy:
         """Reads the whole response, to store it; None where it is too large, takes too long, or is cut. The caller waits meanwhile."""
         body = bytearray()
         try:
-            async with asyncio.timeout(self._limits.answer_collect_s):
+            async with asyncio.timeout(self._limits.response_collect_s):
                 while chunk := await upstream.read_chunk():
                     body += chunk
                     if len(body) > self._limits.response_bytes_max:

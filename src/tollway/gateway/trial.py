@@ -143,7 +143,7 @@ class TrialCalls:
         if rest is None:
             return bytes(body)
         try:
-            async with asyncio.timeout(self._limits.answer_collect_s):
+            async with asyncio.timeout(self._limits.response_collect_s):
                 while len(body) <= RESPONSE_BYTES_MAX and (chunk := await rest.read_chunk()):
                     body += chunk
         except TimeoutError as exc:

@@ -25,7 +25,7 @@ Job = Callable[[], Awaitable[object]]
 class TaskName(StrEnum):
     """Every background task of a gateway. The value is its name in the log, in metrics and in `tollway gateway doctor`."""
 
-    ANSWER_PRUNING = "answer_pruning"
+    RESPONSE_PRUNING = "response_pruning"
     BLOCKED_WALLETS = "blocked_wallets"
     LEDGER_WRITER = "ledger_writer"
     CALL_RECOVERY = "call_recovery"

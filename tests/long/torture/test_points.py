@@ -53,7 +53,7 @@ LEASE_S = "3"
 """Of the gateway that finds what a dead one left on PostgreSQL, and serves nobody: whoever serves has the usual one, so
 that a busy machine takes nobody for dead and no grant for late. It takes nobody for dead before it has renewed for a whole
 lease with no gap above half of one: on a busy machine a lease of a second never comes to that."""
-UNHURRIED = {"TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120", "TEST_LIMIT_ANSWER_READING_S": "600"}
+UNHURRIED = {"TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120", "TEST_LIMIT_RESPONSE_READING_S": "600"}
 """No connection of ours is closed while it idles; and what was being read when a gateway died is still said to be read when
 the test comes back for it."""
 TOO_LONG_S = 0.5

@@ -291,12 +291,12 @@ class ResponseStream:
             self._on_client_gone(flow)
 
     def _on_client_gone(self, flow: asyncio.Task[None]) -> None:
-        """Stops the stream. A response that is recorded for a repeat is read further, for `answer_collect_s` at most."""
+        """Stops the stream. A response that is recorded for a repeat is read further, for `response_collect_s` at most."""
         self.is_client_gone = True
         if self._client_socket is not None:
             self._client_socket.release()
         if self._rest.is_recorded and not flow.done():
-            asyncio.get_running_loop().call_later(self._limits.answer_collect_s, flow.cancel)
+            asyncio.get_running_loop().call_later(self._limits.response_collect_s, flow.cancel)
         else:
             flow.cancel()
 
