@@ -241,10 +241,10 @@ async def test_the_large_tables_have_their_rows_and_their_oldest(ledgers: Any) -
     sizes = await BookFigures(ledgers.database).read_sizes()
     assert sizes.size_bytes > 10_000
     tables = {one.name: one for one in sizes.tables}
-    assert (tables["call"].rows, tables["payment"].rows, tables["answer"].rows) == (3, 1, 0)
+    assert (tables["call"].rows, tables["payment"].rows, tables["stored_response"].rows) == (3, 1, 0)
     assert tables["payment"].oldest_ms == NOW_MS
     assert tables["call"].oldest_ms is not None
-    assert tables["answer"].oldest_ms is None
+    assert tables["stored_response"].oldest_ms is None
     assert (tables["call"].size_bytes is None) is (ledgers.database.dialect == "sqlite")
 
 
@@ -256,11 +256,11 @@ async def test_a_table_without_an_estimate_is_counted(ledgers: Any) -> None:
     for _ in range(3):
         await ledger.claim(claim_on(payment, 1))
     rows = {one.name: one.rows for one in (await BookFigures(ledgers.database).read_sizes()).tables}
-    assert {name: rows[name] for name in ("call", "payment", "call_terms", "answer")} == {
+    assert {name: rows[name] for name in ("call", "payment", "call_terms", "stored_response")} == {
         "call": 3,
         "payment": 1,
         "call_terms": 1,
-        "answer": 0,
+        "stored_response": 0,
     }
 
 

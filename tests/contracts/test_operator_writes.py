@@ -141,10 +141,10 @@ class refused_acts:
         self._database = database
 
     async def __aenter__(self) -> None:
-        await self._rename("audit_entry", "operator_act_away")
+        await self._rename("audit_entry", "audit_entry_away")
 
     async def __aexit__(self, *_: object) -> None:
-        await self._rename("operator_act_away", "audit_entry")
+        await self._rename("audit_entry_away", "audit_entry")
 
     async def _rename(self, old: str, new: str) -> None:
         await self._database.write(

@@ -201,7 +201,7 @@ COLUMNS: dict[str, tuple[str, str, tuple[str, ...], dict[str, str]]] = {
         },
     ),
     "storedAnswer": (
-        "answer",
+        "stored_response",
         "call_id",
         ("call_id",),
         {"call": "call_id", "payer": "payer"},
