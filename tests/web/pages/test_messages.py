@@ -7,9 +7,8 @@ from jinja2 import DictLoader, StrictUndefined, nodes
 from jinja2.exceptions import UndefinedError
 
 from tests.kit.message_catalog import LongWords
-from tollway.web.http.problems import split_code
 from tollway.web.pages.messages import MessageEnvironment
-from tollway.web.pages.renderer import TEMPLATES
+from tollway.web.pages.renderer import FILTERS, TEMPLATES
 
 
 class Upper(NullTranslations):
@@ -32,7 +31,7 @@ def make_environment(words: NullTranslations, **templates: str) -> MessageEnviro
         extensions=["jinja2.ext.i18n"],
     )
     environment.install(words)
-    environment.filters["split_code"] = split_code
+    environment.filters.update(FILTERS)
     return environment
 
 

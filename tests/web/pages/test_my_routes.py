@@ -752,7 +752,14 @@ async def test_a_viewer_reads_calls_that_the_wallet_sold_and_no_sums_of_its_sale
 
 async def test_words_of_providers_are_escaped(harness: SignedInHarness) -> None:
     await harness.services.write_calls(
-        {**MIXED[0], "listing_name": HOSTILE, "method": "GET", "path": f"/{HOSTILE}", "request_id": HOSTILE}
+        {
+            **MIXED[0],
+            "listing_name": HOSTILE,
+            "method": "GET",
+            "path": f"/{HOSTILE}",
+            "request_id": HOSTILE,
+            "idempotency_key": HOSTILE,
+        }
     )
     await harness.sign_in()
     for path in ("/my/calls", "/my/calls/call_0"):

@@ -7,7 +7,8 @@ nothing.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from functools import partial
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote, urlencode
 
 from pydantic import Field
@@ -20,17 +21,26 @@ from tollway.identity.sessions import SIGN_IN_PAGE_PATH
 from tollway.identity.viewers import DAY_MS
 from tollway.ids import Address
 from tollway.ledger.history import CallHistory, HistoryPage, HistoryQuery, ListedPayment, PaymentQuery
-from tollway.ledger.records import CallRecord, CallState, Payment
+from tollway.ledger.records import (
+    AUTHORIZED_RAILS,
+    CallRecord,
+    CallState,
+    Payment,
+    is_charged_by_provider,
+)
 from tollway.web.api.auth_routes import charge_sign_in, client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import (
     HistoryFilters,
     PaymentFilters,
+    call_status,
     decide_call,
     find_call,
     find_sold_call,
+    http_status,
     is_held_by_restore,
     parse_transaction,
+    payment_members,
 )
 from tollway.web.api.viewer_routes import parse_viewer, read_until
 from tollway.web.http.problems import status_of
@@ -46,17 +56,14 @@ from tollway.web.http.query import (
 from tollway.web.pages.my_views import (
     PLACE_FIELDS,
     ROWS_MAX,
-    BookFilterView,
     ListLinks,
     ListPages,
-    PaymentRowView,
     choose_wallet,
     link_book,
     link_call,
-    view_call_rows,
-    view_payment_row,
-    view_permissions,
-    view_ticket,
+    link_payment,
+    list_steps,
+    stamp_of,
 )
 from tollway.web.pages.page_session import (
     PAGE_COOKIE,
@@ -67,6 +74,7 @@ from tollway.web.pages.page_session import (
     read_signed_message,
     redirect_to,
 )
+from tollway.web.pages.public_views import name_network
 
 HOME = "/my"
 SIGNED = "signed"
@@ -178,8 +186,11 @@ class BookPages:
             reader,
             "my_calls.j2",
             status=status_of_form(errors),
-            filters=await self._view_filters(reader, form, errors, path="/my/calls"),
-            rows=view_call_rows(page.calls, self._context.find_asset, wallet=other_wallet(owner, reader)),
+            **await self._form_records(reader, form, errors, path="/my/calls"),
+            rows=page.calls,
+            link_call=partial(link_call, wallet=other_wallet(owner, reader)),
+            http_status=http_status,
+            stamp_of=stamp_of,
             total=page.total,
             is_lower_bound=page.is_lower_bound,
             pages=pages,
@@ -190,21 +201,33 @@ class BookPages:
         owner = await self._find_owner(request, reader)
         call = await find_call(self._history, request.path_params["call_id"], owner)
         can_resolve = call.provider == reader.address and call.state is CallState.UNKNOWN
-        ticket = view_ticket(
-            call,
-            reader.address,
-            self._context.find_asset,
-            self._context.profiles,
-            wallet=other_wallet(owner, reader),
+        wallet, profiles = other_wallet(owner, reader), self._context.profiles
+        profile = None if call.chain_id is None else profiles.get(call.chain_id)
+        return self._respond(
+            request,
+            reader,
+            "my_call.j2",
+            call=call,
+            steps=list_steps(call),
+            stamp=stamp_of(call),
+            status_name=call_status(call),
+            http_status=http_status(call),
+            network=None if call.chain_id is None else name_network(call.chain_id, profiles),
+            transaction_href=None
+            if profile is None or call.tx_hash is None
+            else profile.link_transaction(call.tx_hash),
             block=await self._find_block(call),
+            is_credit=call.rail not in AUTHORIZED_RAILS or call.tx_hash is not None,
+            is_settling=is_charged_by_provider(call.state, call.upstream_status),
             can_resolve=can_resolve,
             charge_fault=await self._context.held_calls.find_charge_fault(
                 call, client_address=client_address_of(request)
             )
             if can_resolve
             else None,
+            calls_href=link_book("/my/calls", wallet, role="provider" if call.provider == owner else "payer"),
+            receipt_href=link_book(f"{link_call(call.id, None)}/receipt", wallet),
         )
-        return self._respond(request, reader, "my_call.j2", ticket=ticket)
 
     async def _find_block(self, call: CallRecord) -> int | None:
         """The block of the transaction of a call."""
@@ -251,16 +274,12 @@ class BookPages:
             reader,
             "my_credit.j2",
             status=status_of_form(errors),
-            filters=await self._view_filters(reader, form, errors, path="/my/credit"),
+            **await self._form_records(reader, form, errors, path="/my/credit"),
             rows=[
-                self._view_payment(
-                    one.payment,
-                    is_restored=one.is_restored,
-                    is_held_by_call=one.has_unknown_call,
-                    wallet=other_wallet(owner, reader),
-                )
+                self._describe(one.payment, is_restored=one.is_restored, is_held_by_call=one.has_unknown_call)
                 for one in rows
             ],
+            **self._payment_functions(other_wallet(owner, reader)),
             pages=pages,
             export=form.export("/my/credit.csv"),
         )
@@ -276,31 +295,37 @@ class BookPages:
         shown = []
         for payment in payments:
             unknown = await self._history.unknown_calls(payment.id, limit=1)
-            row = self._view_payment(
-                payment, is_restored=is_restored, is_held_by_call=bool(unknown), wallet=wallet
-            )
-            calls = await self._history.calls_of(payment.id, limit=ROWS_MAX)
-            shown.append((row, [(call_id, link_call(call_id, wallet)) for call_id in calls]))
+            row = self._describe(payment, is_restored=is_restored, is_held_by_call=bool(unknown))
+            shown.append((row, await self._history.calls_of(payment.id, limit=ROWS_MAX)))
         return self._respond(
             request,
             reader,
             "my_payment.j2",
             payments=shown,
+            **self._payment_functions(wallet),
+            link_call=partial(link_call, wallet=wallet),
             calls_max=ROWS_MAX,
             payments_href=link_book("/my/credit", wallet),
         )
 
-    def _view_payment(
-        self, payment: Payment, *, is_restored: bool, is_held_by_call: bool, wallet: Address | None
-    ) -> PaymentRowView:
-        return view_payment_row(
-            payment,
-            self._context.find_asset,
-            self._context.profiles,
-            is_restored=is_restored,
-            is_held_by_call=is_held_by_call,
-            wallet=wallet,
+    def _describe(
+        self, payment: Payment, *, is_restored: bool, is_held_by_call: bool
+    ) -> tuple[Payment, Mapping[str, str | None]]:
+        """A payment and its members under `/api/v2`."""
+        find_asset = self._context.find_asset
+        return payment, payment_members(
+            payment, find_asset, is_restored=is_restored, is_held_by_call=is_held_by_call
         )
+
+    def _payment_functions(self, wallet: Address | None) -> Mapping[str, Any]:
+        """`wallet`: whose books have the payments, None for the reader's own."""
+        profiles = self._context.profiles
+        return {
+            "find_asset": self._context.find_asset,
+            "profiles": profiles,
+            "name_network": partial(name_network, profiles=profiles),
+            "link_payment": partial(link_payment, wallet=wallet),
+        }
 
     # ---- Viewers.
 
@@ -353,8 +378,8 @@ class BookPages:
             reader,
             "my_wallets.j2",
             status=status_of_form(errors or {}),
-            viewers=view_permissions(viewers, of="viewer"),
-            wallets=view_permissions(wallets, of="wallet"),
+            viewers=viewers,
+            wallets=wallets,
             are_more=are_more,
             days_max=days_max,
             suggested_until=suggested,
@@ -374,22 +399,19 @@ class BookPages:
         except ValueError as exc:
             raise Refusal(_NO_WALLET) from exc
 
-    async def _view_filters(
+    async def _form_records(
         self, reader: Reader, form: "ListForm", errors: Mapping[str, str], *, path: str
-    ) -> BookFilterView:
+    ) -> Mapping[str, Any]:
+        """What the form of a list holds. `wallets`: whose books the reader may read. `all_href`: the list of that wallet without a filter."""
         wallets, _ = await self._context.book_access.list_menu(reader.address)
         chosen = form.given.get("wallet", str(reader.address))
-        return BookFilterView(
-            role=form.given.get("role", "payer"),
-            api_id=form.given.get("apiId", ""),
-            status=form.given.get("status", ""),
-            from_day=form.given.get("from", ""),
-            to_day=form.given.get("to", ""),
-            wallets=choose_wallet(reader.address, [one.wallet for one in wallets], chosen),
-            errors=errors,
-            has_filters=any(form.given.get(name) for name in ("apiId", "status", "from", "to")),
-            all_href=f"{path}?{urlencode({'role': 'payer', **form.keep('role', 'wallet')})}",
-        )
+        return {
+            "given": form.given,
+            "errors": errors,
+            "wallets": choose_wallet(reader.address, [one.wallet for one in wallets], chosen),
+            "has_filters": bool(form.keep("apiId", "status", "from", "to")),
+            "all_href": f"{path}?{urlencode({'role': 'payer', **form.keep('role', 'wallet')})}",
+        }
 
 
 async def read_call_page(

@@ -5,6 +5,7 @@ The sums are those of `GET /api/v2/spending` and `GET /api/v2/sales`. A viewer r
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 from pydantic import Field
 from starlette.requests import Request
@@ -25,17 +26,17 @@ from tollway.web.pages.my_sums_views import (
     DAY_ROWS_MAX,
     SUM_ROWS_MAX,
     PeriodView,
-    SpendingFilterView,
     SpendingGroup,
     SpendingView,
     link_groups,
-    view_credit,
+    sum_credit,
     view_groups,
     view_money_charts,
     view_period,
 )
 from tollway.web.pages.my_views import choose_wallet
 from tollway.web.pages.page_session import PageAccess, Reader
+from tollway.web.pages.public_views import name_network
 
 PAYMENTS_SUMMED_MAX = 200
 """Payments that the credit of `/my` is summed over, the newest first."""
@@ -96,7 +97,8 @@ class SumPages:
             wallets=await self._list_wallets(reader, str(payer)),
             calling=await self._read_calling(payer, from_ms=from_ms, to_ms=to_ms),
             selling=await self._read_selling(reader.address, from_ms=from_ms, to_ms=to_ms),
-            credit=view_credit(payments[:PAYMENTS_SUMMED_MAX], context.find_asset, context.profiles),
+            credit=sum_credit(payments[:PAYMENTS_SUMMED_MAX], context.find_asset),
+            name_network=partial(name_network, profiles=context.profiles),
             is_credit_lower_bound=len(payments) > PAYMENTS_SUMMED_MAX,
             calls_held=await self._count_held(payer, "payer"),
             sales_held=await self._count_held(reader.address, "provider"),
@@ -153,8 +155,13 @@ class SumPages:
             reader,
             "my_spending.j2",
             status=status_of_form(errors),
-            filters=await self._view_filters(reader, form, errors),
+            given=form.given,
+            errors=errors,
+            wallets=await self._list_wallets(reader, form.given.get("wallet", "")),
+            has_filters=bool(form.keep("wallet", "from", "to")),
+            links=link_groups(form.given, _GROUP_OF),
             found=found,
+            name_network=partial(name_network, profiles=context.profiles),
         )
 
     async def _read_spending(
@@ -188,7 +195,7 @@ class SumPages:
             rows=groups[:rows_max],
             rows_left_out=max(0, len(groups) - rows_max),
             totals=view_groups(rows, "", profiles),
-            charts=view_money_charts(rows, profiles, step=filters.step, from_ms=from_ms, to_ms=to_ms),
+            charts=view_money_charts(rows, step=filters.step, from_ms=from_ms, to_ms=to_ms),
             wallets_summed=wallets_summed,
             are_more_wallets=are_more or wallets_summed < len(wallets),
             complete_from=format_time(complete_from_ms) if complete_from_ms else None,
@@ -203,19 +210,6 @@ class SumPages:
         found, are_more = await self._context.book_access.list_menu(reader.address)
         wallets = (reader.address, *(one.wallet for one in found))
         return wallets[:WALLETS_SUMMED_MAX], are_more or len(wallets) > WALLETS_SUMMED_MAX
-
-    async def _view_filters(
-        self, reader: Reader, form: ListForm, errors: Mapping[str, str]
-    ) -> SpendingFilterView:
-        return SpendingFilterView(
-            group=form.given.get("groupBy", "day"),
-            links=link_groups(form.given, _GROUP_OF),
-            from_day=form.given.get("from", ""),
-            to_day=form.given.get("to", ""),
-            wallets=await self._list_wallets(reader, form.given.get("wallet", "")),
-            errors=errors,
-            has_filters=any(form.given.get(name) for name in ("wallet", "from", "to")),
-        )
 
     async def _list_wallets(self, reader: Reader, chosen: str) -> tuple[tuple[str, bool], ...]:
         found, _ = await self._context.book_access.list_menu(reader.address)

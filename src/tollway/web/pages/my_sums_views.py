@@ -14,11 +14,13 @@ from tollway.ids import ChainId
 from tollway.ledger.history import ListedPayment
 from tollway.ledger.records import PaymentState
 from tollway.ledger.sales import STEP_MS, CallSum, GroupSum, Step, SumKey, SumState
+from tollway.money import Asset
 from tollway.web.api.context import FindAsset
 from tollway.web.api.sums_routes import asset_of_sum
 from tollway.web.http.query import format_time
 from tollway.web.pages.chart_svg import BarChart, ChartStep, lay_out_bars
-from tollway.web.pages.my_views import NAME_LENGTH_MAX, name_network
+from tollway.web.pages.my_views import NAME_LENGTH_MAX
+from tollway.web.pages.public_views import name_network
 
 SUM_ROWS_MAX, DAY_ROWS_MAX = 25, 31
 """Rows of a table of sums, and of one by day: a month has a row for each."""
@@ -47,24 +49,6 @@ class SumView:
     reorged: str
     calls_released: int
     calls_held: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssetChart:
-    """Money by day in one asset."""
-
-    currency: str
-    network: str
-    chart: BarChart
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreditView:
-    """What is left of payments in one asset."""
-
-    amount: str
-    currency: str
-    network: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +144,8 @@ def view_call_chart(rows: Sequence[GroupSum], *, step: Step, from_ms: int, to_ms
 
 
 def view_money_charts(
-    rows: Sequence[GroupSum], profiles: Profiles, *, step: Step, from_ms: int, to_ms: int
-) -> tuple[AssetChart, ...]:
+    rows: Sequence[GroupSum], *, step: Step, from_ms: int, to_ms: int
+) -> tuple[tuple[Asset, BarChart], ...]:
     """The money in each step, a chart for each of the `CHARTS_MAX` assets with most calls."""
     calls: dict[SumKey, int] = {}
     for row in rows:
@@ -180,13 +164,7 @@ def view_money_charts(
             from_ms=from_ms,
             to_ms=to_ms,
         )
-        charts.append(
-            AssetChart(
-                currency=asset.symbol,
-                network=name_network(asset.chain_id, profiles),
-                chart=chart,
-            )
-        )
+        charts.append((asset, chart))
     return tuple(charts)
 
 
@@ -240,28 +218,20 @@ def _label_step(start_ms: int, step: Step) -> str:
 # ---- Credit.
 
 
-def view_credit(
-    payments: Iterable[ListedPayment], find_asset: FindAsset, profiles: Profiles
-) -> tuple[CreditView, ...]:
-    """What is left of the payments, by asset; nothing for an asset without credit."""
+def sum_credit(payments: Iterable[ListedPayment], find_asset: FindAsset) -> tuple[tuple[Asset, int], ...]:
+    """What is left of the payments, by asset, in its units; nothing for an asset without credit."""
     units: dict[tuple[ChainId, str], int] = {}
     for one in payments:
         payment = one.payment
         if payment.state is not PaymentState.GONE and payment.remaining_units > 0:
             place = (payment.chain_id, payment.asset)
             units[place] = units.get(place, 0) + payment.remaining_units
-    shown = []
+    found = []
     for (chain_id, key), left in sorted(units.items()):
         asset = find_asset(chain_id, key)
         if asset is not None:
-            shown.append(
-                CreditView(
-                    amount=asset.format_units(left),
-                    currency=asset.symbol,
-                    network=name_network(chain_id, profiles),
-                )
-            )
-    return tuple(shown)
+            found.append((asset, left))
+    return tuple(found)
 
 
 # ---- Spending.
@@ -277,23 +247,10 @@ class SpendingView:
     rows: tuple[SumView, ...]
     rows_left_out: int
     totals: tuple[SumView, ...]
-    charts: tuple[AssetChart, ...]
+    charts: tuple[tuple[Asset, BarChart], ...]
     wallets_summed: int
     are_more_wallets: bool
     complete_from: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpendingFilterView:
-    """The form of the spending: what it holds. `links`: the same period by another group. `wallets`: whose books the reader may read, its own first, each with whether it is chosen."""
-
-    group: str
-    links: Mapping[SpendingGroup, str]
-    from_day: str
-    to_day: str
-    wallets: tuple[tuple[str, bool], ...]
-    errors: Mapping[str, str]
-    has_filters: bool
 
 
 def link_groups(given: Mapping[str, str], groups: Iterable[SpendingGroup]) -> Mapping[SpendingGroup, str]:

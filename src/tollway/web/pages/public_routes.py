@@ -5,6 +5,7 @@ Each asks the same context as its sister under `/api/v2` and hands frozen record
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
@@ -15,11 +16,13 @@ from starlette.routing import Route, Router
 
 from tollway.discovery.listing_view import ListingView
 from tollway.discovery.operations import ApiOperation
+from tollway.discovery.safe_text import clean_tags
 from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import CatalogFacets, ListingPage, ListingQuery
 from tollway.registry.openapi import parse_yaml_object
 from tollway.registry.quality import day_of, summarise_days
+from tollway.registry.text import join_lines
 from tollway.web.api.context import WebContext
 from tollway.web.api.discovery_routes import DocumentRoutes
 from tollway.web.api.listing_edits import find_public_listing
@@ -32,15 +35,18 @@ from tollway.web.http.query import QueryModel, errors_by_parameter, read_form_qu
 from tollway.web.pages.call_form import WORDS, make_call_form
 from tollway.web.pages.kept_call import TARGET_LENGTH_MAX, FilledCall, KeptCall, fill_call, keep_call
 from tollway.web.pages.public_views import (
+    FILTERS,
+    OPERATIONS_SHOWN_MAX,
+    describe,
+    find_prices,
+    host_of,
+    list_choices,
+    list_proved_hosts,
+    name_network,
     view_calls_by_day,
-    view_card,
-    view_filters,
-    view_listing,
-    view_networks,
-    view_provider,
     view_results,
 )
-from tollway.web.pages.reference_views import Reference
+from tollway.web.pages.reference_views import Reference, describe_schema, name_schema, write_schema
 from tollway.web.pages.renderer import PageRenderer
 from tollway.web.pages.snippets import write_snippets
 
@@ -82,6 +88,7 @@ class PageRoutes:
         self._renderer = renderer
         self._catalog = context.catalog
         self._currencies = tuple(dict.fromkeys(asset.symbol for asset in context.encoder.assets))
+        self._name_network = partial(name_network, profiles=context.profiles)
         self._links = format_links()
         self._documents = DocumentRoutes(context)
         self._reference: Reference | None = None
@@ -104,15 +111,14 @@ class PageRoutes:
             request,
             "search.j2",
             status=status,
-            filters=view_filters(given, facets, self._context.profiles, errors),
-            results=view_results(
-                page,
-                asked,
-                list(given.items()),
-                (view_card(found, self._context.profiles) for found in page.found),
-            ),
+            given=given,
+            words=join_lines(given.get("q", "")),
+            choices=list_choices(given, facets, self._context.profiles),
+            has_filters=any(name in given for name in FILTERS),
+            errors=errors,
+            results=view_results(page, asked, list(given.items())),
+            name_network=self._name_network,
             headers={"Link": self._links},
-            has_errors=bool(errors),
         )
 
     def _read_search(self, given: Mapping[str, str]) -> ListingQuery | Problem:
@@ -137,12 +143,23 @@ class PageRoutes:
         operation = filled.operation
         today = day_of(self._context.now_ms())
         days = summarise_days(await self._context.quality.read_days(listing.id, today=today), today=today)
-        api = view_listing(view, self._context.profiles, chosen=None if filled.is_whole else operation)
+        chosen, shown = None if filled.is_whole else operation, view.operations[:OPERATIONS_SHOWN_MAX]
         target = asked.target if filled.is_whole and asked.target is not None else ""
         return self._renderer.respond(
             request,
             "listing.j2",
-            api=api,
+            api=listing,
+            view=view,
+            description=describe(listing),
+            tags=clean_tags(listing.tags),
+            host=host_of(listing),
+            prices=find_prices(listing, view.operations),
+            operations=shown,
+            chosen=chosen,
+            ways=view.options[view.quoted_price.nano],
+            profiles=self._context.profiles,
+            name_network=self._name_network,
+            links={name: url.removeprefix(view.public_url) for name, url in view.links.items()},
             chart=view_calls_by_day(days, series=("succeeded", "failed"), summary=""),
             calls=sum(day.calls for day in days),
             snippets=write_snippets(
@@ -151,7 +168,7 @@ class PageRoutes:
             form=make_call_form(view, operation, self._context.profiles, values=filled.values, target=target),
             words=WORDS,
             kept=KeptCall(method=operation.method, target=target) if filled.is_whole else None,
-            operation=next((one for one in api.operations if one.is_chosen), api.operations[0]),
+            operation=next((one for one in shown if one is chosen), shown[0]),
         )
 
     # ---- One provider.
@@ -169,20 +186,19 @@ class PageRoutes:
         return self._renderer.respond(
             request,
             "provider.j2",
-            provider=view_provider(str(provider), page_found.found),
-            results=view_results(
-                page_found,
-                query,
-                list(given.items()),
-                (view_card(found, self._context.profiles) for found in page_found.found),
-            ),
+            provider=str(provider),
+            hosts=list_proved_hosts(page_found.found),
+            results=view_results(page_found, query, list(given.items())),
+            name_network=self._name_network,
         )
 
     # ---- The gateway.
 
     async def show_status(self, request: Request) -> Response:
-        networks = view_networks(describe_status(self._context), describe_networks(self._context))
-        return self._renderer.respond(request, "status.j2", networks=networks, version=self._context.version)
+        networks = zip(describe_status(self._context), describe_networks(self._context), strict=True)
+        return self._renderer.respond(
+            request, "status.j2", networks=tuple(networks), version=self._context.version
+        )
 
     # ---- The reference.
 
@@ -196,7 +212,14 @@ class PageRoutes:
         operation = (await self._read_reference()).operations.get(request.path_params["name"])
         if operation is None:
             raise Refusal(_NO_REFERENCE)
-        return self._renderer.respond(request, "reference_operation.j2", operation=operation)
+        return self._renderer.respond(
+            request,
+            "reference_operation.j2",
+            operation=operation,
+            name_schema=name_schema,
+            describe_schema=describe_schema,
+            write_schema=write_schema,
+        )
 
     async def show_schema(self, request: Request) -> Response:
         schema = (await self._read_reference()).schemas.get(request.path_params["name"])

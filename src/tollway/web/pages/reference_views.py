@@ -1,7 +1,7 @@
 """The gateway's contract as records for the pages of the reference: every operation by group, one operation, one schema. Pure.
 
 The document is `openapi.yaml` as it is written: ours alone, without featured operations, so no text of a provider is on these pages. It names the problems of
-each operation, which `/openapi.json` names for each status only.
+each operation, which `/openapi.json` names for each status only. The template gets parameters and schemas as they are written, with the functions that describe them.
 """
 
 import json
@@ -17,6 +17,9 @@ _SCHEMAS = "#/components/schemas/"
 _PROBLEMS, _PROBLEM_SETS = "x-problems", "x-problem-sets"
 _PROBLEM = "application/problem+json"
 
+Contents = Sequence[tuple[str, Mapping[str, Any]]]
+"""Media types of a body, each with its schema."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceLine:
@@ -30,33 +33,12 @@ class ReferenceLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceField:
-    """A parameter. `place`: path, query or header. `schema`: the name of its schema, where it has one; `kind`: its type in words."""
-
-    name: str
-    place: str
-    is_required: bool
-    kind: str
-    schema: str
-    description: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceContent:
-    """A body. `schema`: the name of its schema, else empty; `text`: the schema as JSON, where it has no name."""
-
-    media_type: str
-    schema: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceResponse:
     """A response of an operation. `status`: a status or `default`. `problems`: the names and codes of those that it can be, where it names them itself."""
 
     status: str
     description: str
-    contents: Sequence[ReferenceContent]
+    contents: Contents
     problems: Sequence[tuple[str, str]]
 
 
@@ -67,8 +49,8 @@ class ReferenceOperation:
     line: ReferenceLine
     description: str
     credentials: Sequence[str]
-    fields: Sequence[ReferenceField]
-    bodies: Sequence[ReferenceContent]
+    parameters: Sequence[Mapping[str, Any]]
+    bodies: Contents
     responses: Sequence[ReferenceResponse]
     problems: Sequence[tuple[str, str]]
 
@@ -96,7 +78,9 @@ class Reference:
             if method in METHODS
         }
         self.schemas = {
-            name: ReferenceSchema(name=name, text=_write(schema), used=tuple(sorted(set(_list_refs(schema)))))
+            name: ReferenceSchema(
+                name=name, text=write_schema(schema), used=tuple(sorted(set(_list_refs(schema))))
+            )
             for name, schema in self._components["schemas"].items()
         }
         order = {group["name"]: place for place, group in enumerate(document["tags"])}
@@ -122,25 +106,12 @@ class Reference:
             line=line,
             description=operation.get("description", ""),
             credentials=[name for one in operation.get("security", ()) for name in one],
-            fields=[
-                self._view_field(one)
-                for one in (*item.get("parameters", ()), *operation.get("parameters", ()))
+            parameters=[
+                self._resolve(one) for one in (*item.get("parameters", ()), *operation.get("parameters", ()))
             ],
-            bodies=_view_contents(operation.get("requestBody", {})),
+            bodies=_list_contents(operation.get("requestBody", {})),
             responses=[self._view_response(str(status), one) for status, one in responses.items()],
             problems=self._name_problems(dict.fromkeys(codes)),
-        )
-
-    def _view_field(self, given: Mapping[str, Any]) -> ReferenceField:
-        field = self._resolve(given)
-        schema = field.get("schema", {})
-        return ReferenceField(
-            name=field["name"],
-            place=field["in"],
-            is_required=bool(field.get("required")),
-            kind=_describe(schema),
-            schema=_name_of(schema),
-            description=field.get("description", ""),
         )
 
     def _view_response(self, status: str, given: Mapping[str, Any]) -> ReferenceResponse:
@@ -150,7 +121,7 @@ class Reference:
         return ReferenceResponse(
             status=status,
             description=response.get("description", ""),
-            contents=[one for one in _view_contents(response) if not (codes and one.media_type == _PROBLEM)],
+            contents=[one for one in _list_contents(response) if not (codes and one[0] == _PROBLEM)],
             problems=self._name_problems(codes),
         )
 
@@ -181,23 +152,16 @@ def _group_of(path: str, operation: Mapping[str, Any]) -> str:
     return str(tags[0]) if tags else path.removeprefix("/api/v2/").split("/")[0].capitalize()
 
 
-def _view_contents(part: Mapping[str, Any]) -> list[ReferenceContent]:
-    return [
-        ReferenceContent(
-            media_type=media_type,
-            schema=_name_of(content.get("schema", {})),
-            text="" if _name_of(content.get("schema", {})) else _write(content.get("schema", {})),
-        )
-        for media_type, content in part.get("content", {}).items()
-    ]
+def _list_contents(part: Mapping[str, Any]) -> Contents:
+    return [(media_type, one.get("schema", {})) for media_type, one in part.get("content", {}).items()]
 
 
-def _name_of(schema: Mapping[str, Any]) -> str:
+def name_schema(schema: Mapping[str, Any]) -> str:
     """The name of the schema that this one is a reference to, with nothing beside it; else empty."""
     return str(schema["$ref"]).removeprefix(_SCHEMAS) if set(schema) == {"$ref"} else ""
 
 
-def _describe(schema: Mapping[str, Any]) -> str:
+def describe_schema(schema: Mapping[str, Any]) -> str:
     """A schema of a parameter in a few words: its type and its limits."""
     if "enum" in schema:
         kind = " | ".join(str(one) for one in schema["enum"])
@@ -208,7 +172,7 @@ def _describe(schema: Mapping[str, Any]) -> str:
     return ", ".join([kind, *limits])
 
 
-def _write(schema: Mapping[str, Any]) -> str:
+def write_schema(schema: Mapping[str, Any]) -> str:
     return json.dumps(schema, indent=1, ensure_ascii=False)
 
 

@@ -1,6 +1,7 @@
 """Renders the pages: one Jinja2 environment with autoescape and strict names, the frame around every page, and the headers of every page.
 
-A template gets frozen records and holds no logic but loops and conditions; it never marks text as safe. Providers' words are cleaned before they come here and escaped here.
+A template gets frozen records and holds no logic but loops and conditions; it never marks text as safe. Providers' words pass the filter `line`, or are cleaned before they
+come here; all are escaped here.
 Another listener or another group of pages makes a renderer of its own, with its own `sections` in the navigation.
 """
 
@@ -18,8 +19,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.types import Scope
 
+from tollway.discovery.safe_text import clean_line
+from tollway.money import format_decimal
 from tollway.web.http.page_response import PageResponse, accepts_gzip
 from tollway.web.http.problems import split_code
+from tollway.web.http.query import format_time
 from tollway.web.pages.assets import PageAssets
 from tollway.web.pages.languages import choose_language, read_catalogs
 from tollway.web.pages.messages import MessageEnvironment
@@ -31,6 +35,7 @@ CACHE_NEVER = "no-store"
 VARY = "Cookie, Accept-Language, Accept-Encoding"
 THEME_COOKIE, LANGUAGE_COOKIE = "theme", "lang"
 GZIP_LEVEL = 6
+FILTERS = {"line": clean_line, "time": format_time, "decimal": format_decimal, "split_code": split_code}
 
 _BELOW = {"/": "/apis/", "/my": None}
 """Where the pages below an entry of a navigation begin, if not at its own path. None for no page: `/my` is the overview, beside `/my/calls` and the others."""
@@ -207,7 +212,7 @@ def _make_environment(assets: PageAssets, words: NullTranslations) -> Environmen
     environment.install(words)
     for name in ("safe", "xmlattr", "tojson", "urlize"):  # filters that return markup
         del environment.filters[name]
-    environment.filters["split_code"] = split_code
+    environment.filters.update(FILTERS)
     environment.filters["translate_words"] = partial(_translate_words, words)
     globals_: dict[str, Any] = {"asset": assets.path_of}
     environment.globals.update(globals_)

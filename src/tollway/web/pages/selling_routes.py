@@ -7,7 +7,8 @@ wallet. A form that is refused comes back with every field as it was sent.
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from pydantic import Field
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
+from tollway.discovery.operations import list_operations
 from tollway.discovery.safe_text import clean_line
 from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
 from tollway.ids import CallId, ListingId
@@ -52,16 +54,14 @@ from tollway.web.pages.listing_form import (
 from tollway.web.pages.my_routes import ListForm, read_call_page
 from tollway.web.pages.my_views import NAME_LENGTH_MAX, ROWS_MAX, ListPages
 from tollway.web.pages.page_session import Fields, PageAccess, Reader, read_field, redirect_to
+from tollway.web.pages.public_views import name_network
 from tollway.web.pages.selling_views import (
     CHOICES_MAX,
     LISTINGS_MAX,
-    CheckedView,
-    view_checked,
-    view_edited,
-    view_held_calls,
-    view_networks,
-    view_own_listings,
-    view_ownership,
+    OPERATIONS_SHOWN_MAX,
+    count_calls,
+    name_networks,
+    state_of,
     view_sales,
     write_sales_csv,
 )
@@ -96,13 +96,13 @@ def selling_router(context: WebContext, access: PageAccess) -> Router:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownForm:
     """What the editor shows of its form. `key`: the idempotency key of a new listing; `etag`: of the revision that the form shows. `differences`: the fields of
-    a stored version that another request wrote since, beside those of the form."""
+    a stored version that another request wrote since, beside those of the form. `checked`: the result of a dry run."""
 
     values: FormValues
     key: str = ""
     etag: str = ""
     errors: Mapping[str, str]
-    checked: CheckedView | None = None
+    checked: WrittenListing | None = None
     differences: list[tuple[str, str, str]] | None = None
     status: int = 200
 
@@ -132,13 +132,15 @@ class ListingPages:
         query = make_sales_query(
             read_query(SalesParameters, b""), reader.address, now_ms=self._context.now_ms()
         )
-        sums = await self._context.period_books.sales(query)
-        shown = found[:LISTINGS_MAX]
+        calls, held = count_calls(await self._context.period_books.sales(query))
         return self._respond(
             request,
             reader,
             "my_apis.j2",
-            rows=view_own_listings(shown, sums),
+            rows=found[:LISTINGS_MAX],
+            calls=calls,
+            held=held,
+            state_of=state_of,
             is_retired=request.query_params.get("done") == "retired",
             pages=_link_listings(offset, has_more=len(found) > LISTINGS_MAX),
         )
@@ -160,8 +162,7 @@ class ListingPages:
             if errors or read_field(fields, "act") == "check":
                 preview = await self._edits.preview(members, writer)
                 _refuse(errors)
-                checked = self._view_checked(preview)
-                form = ShownForm(values=values, key=key, errors={}, checked=checked)
+                form = ShownForm(values=values, key=key, errors={}, checked=preview)
                 return self._respond_new(request, reader, form)
             creations = self._context.creations
             begun = await creations.take(key, reader.address, body=render_json(members))
@@ -182,7 +183,6 @@ class ListingPages:
             "my_api_form.j2",
             status=form.status,
             api=None,
-            ownership=None,
             done="",
             **self._form_records(form),
         )
@@ -207,8 +207,7 @@ class ListingPages:
             if errors or read_field(fields, "act") == "check":
                 preview = await self._edits.preview_patch(listing.id, members, writer, parse=parse_form)
                 _refuse(errors)
-                checked = self._view_checked(preview)
-                form = ShownForm(values=values, etag=etag, errors={}, checked=checked)
+                form = ShownForm(values=values, etag=etag, errors={}, checked=preview)
                 return await self._respond_listing(request, reader, listing, form)
             await self._edits.patch(listing.id, members, writer, parse=parse_form)
         except (Refusal, EndpointNotAllowed) as refused:
@@ -269,8 +268,14 @@ class ListingPages:
             reader,
             "my_api_form.j2",
             status=form.status,
-            api=view_edited(listing),
-            ownership=view_ownership(challenge, known, evidence),
+            api=listing,
+            state=state_of(listing),
+            document_operations=None
+            if listing.openapi is None
+            else sum(not one.is_any for one in list_operations(listing)),
+            challenge=challenge,
+            known=known,
+            evidence={} if evidence is None else evidence.of,
             done=done,
             **self._form_records(form),
         )
@@ -284,19 +289,14 @@ class ListingPages:
             raise Refusal(_NOT_YOURS)
         return listing
 
-    def _view_checked(self, preview: WrittenListing) -> CheckedView:
-        return view_checked(
-            preview.listing,
-            preview.warnings,
-            addresses=preview.addresses,
-            profiles=self._context.profiles,
-        )
-
     def _form_records(self, form: ShownForm) -> dict[str, object]:
         return {
             "form": form,
             "currencies": self._list_currencies(),
-            "networks": view_networks(self._context.draft_rules, self._context.profiles),
+            "networks": name_networks(self._context.draft_rules, self._context.profiles),
+            "name_network": partial(name_network, profiles=self._context.profiles),
+            "sold": () if form.checked is None else list_operations(form.checked.listing),
+            "sold_max": OPERATIONS_SHOWN_MAX,
         }
 
     def _list_currencies(self) -> tuple[str, ...]:
@@ -400,7 +400,7 @@ class SalesPages:
             reader,
             "my_sales.j2",
             status=status_of(Code.VALIDATION_FAILED) if errors else 200,
-            filters=_view_filters(form, listings, errors),
+            **_form_records(form, listings, errors),
             assets=() if query is None else view_sales(sums, query, profiles, kept=kept, listings=listings),
             period=None if query is None else _describe_period(query),
             as_of=format_time(now_ms if sums.as_of_ms is None else min(now_ms, sums.as_of_ms)),
@@ -432,8 +432,8 @@ class SalesPages:
             request,
             reader,
             "my_held.j2",
-            filters=_view_filters(form, await self._list_listings(reader), {}),
-            rows=view_held_calls(page.calls, self._context.find_asset),
+            **_form_records(form, await self._list_listings(reader), {}),
+            rows=page.calls,
             total=page.total,
             is_lower_bound=page.is_lower_bound,
             pages=pages,
@@ -460,22 +460,10 @@ class SalesPages:
         return await self._context.catalog.list_own(reader.address, limit=LIMIT_MAX, offset=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SalesFilterView:
-    """The form of the sales. `apis`: id, name, whether it is chosen."""
-
-    step: str
-    from_day: str
-    to_day: str
-    apis: tuple[tuple[str, str, bool], ...]
-    errors: Mapping[str, str]
-    has_filters: bool
-    held_href: str
-
-
-def _view_filters(
+def _form_records(
     form: ListForm, listings: Sequence[ListingMatch], errors: Mapping[str, str]
-) -> SalesFilterView:
+) -> Mapping[str, Any]:
+    """What the form of the sales holds. `apis`: id and name of those that it offers."""
     chosen = form.given.get("apiId", "")
     choices = [
         (one.listing.id, clean_line(one.listing.name, NAME_LENGTH_MAX) or one.listing.id)
@@ -483,15 +471,14 @@ def _view_filters(
     ]
     if chosen and chosen not in dict(choices):
         choices.append((ListingId(chosen), clean_line(chosen, NAME_LENGTH_MAX)))
-    return SalesFilterView(
-        step=form.given.get("step", "day"),
-        from_day=form.given.get("from", ""),
-        to_day=form.given.get("to", ""),
-        apis=tuple((value, label, value == chosen) for value, label in choices),
-        errors=errors,
-        has_filters=any(form.given.get(name) for name in ("apiId", "from", "to")),
-        held_href=f"{SALES}?{urlencode({'state': 'held', **form.keep('apiId', 'from', 'to')})}",
-    )
+    kept = form.keep("apiId", "from", "to")
+    return {
+        "given": form.given,
+        "errors": errors,
+        "apis": choices,
+        "has_filters": bool(kept),
+        "held_href": f"{SALES}?{urlencode({'state': 'held', **kept})}",
+    }
 
 
 def _describe_period(query: SalesQuery) -> tuple[str, str]:
