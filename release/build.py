@@ -1,4 +1,4 @@
-"""Builds wheel and source distribution, byte for byte the same for the same sources: `make package`.
+"""Builds wheel and source distribution, byte for byte the same for the same sources: `make wheel`.
 
 setuptools builds them. Then each archive is written again with its entries in order, one moment (`SOURCE_DATE_EPOCH`, else that of the last commit), no owner
 and no rights but read, write and execute: what differs between two machines is the umask, the owner and the time of a checkout.

@@ -10,6 +10,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tollway.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "tollway"
@@ -422,3 +425,33 @@ def test_no_pure_module_is_lost() -> None:
     contracts.read(ROOT / ".importlinter")
     listed = contracts["importlinter:contract:pure"]["source_modules"].split()
     assert len(listed) == len(set(listed)) == PURE_COUNT
+
+
+COSTS_MAX = {"route": 108, "page": 245, "command": 152, "listing field": 16}
+"""What one more thing costs, by what those of today cost: lines of code for a route of the API, for a page with its template and for a command; files
+of a field of listings that nothing else mentions. A change lowers a number, or says here why it raises one."""
+
+
+def test_one_more_thing_costs_no_more_than_today() -> None:
+    contract = yaml.safe_load((PACKAGE / "web/http/openapi.yaml").read_text())
+    operations = sum(len(METHODS & item.keys()) for item in contract["paths"].values())
+    templates = list((PACKAGE / "web/pages/templates").glob("*.j2"))
+    pages = [path for path in templates if "{% extends" in path.read_text() and "base" not in path.name]
+    sources = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.yaml"), *templates]
+    costs = {
+        "route": count_lines("web/api/*.py") // operations,
+        "page": count_lines("web/pages/*.py", "web/operator/*.py", "web/pages/templates/*.j2") // len(pages),
+        "command": count_lines("cli/*.py") // len(COMMANDS),
+        "listing field": sum(
+            re.search(r"\b(forward_headers|forwardHeaders)\b", path.read_text()) is not None
+            for path in sources
+        ),
+    }
+    assert [(name, cost) for name, cost in costs.items() if cost > COSTS_MAX[name]] == []
+
+
+def count_lines(*patterns: str) -> int:
+    return sum(len(path.read_text().splitlines()) for pattern in patterns for path in PACKAGE.glob(pattern))
+
+
+METHODS = {"get", "post", "put", "patch", "delete", "head"}

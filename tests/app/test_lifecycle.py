@@ -251,12 +251,11 @@ async def test_the_metrics_show_what_runs(app: App) -> None:
 
 
 async def test_a_gateway_that_is_alone_leads_in_everything(app: App) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            text = generate_latest(app.metrics.registry).decode()
-            if all(f'tollway_leading{{duty="{duty}"}} 1.0' in text for duty in ("sweeper", "watcher")):
-                break
-            await asyncio.sleep(0.001)
+    while True:
+        text = generate_latest(app.metrics.registry).decode()
+        if all(f'tollway_leading{{duty="{duty}"}} 1.0' in text for duty in ("sweeper", "watcher")):
+            break
+        await asyncio.sleep(0.001)
 
 
 async def test_the_metrics_show_what_settles(tmp_path: Path) -> None:
@@ -319,7 +318,7 @@ async def test_a_call_that_outlives_the_drain_is_written_as_unknown(tmp_path: Pa
     port = free_port()
     more = {"LISTEN": f"127.0.0.1:{port}", "PUBLIC_URL": f"http://127.0.0.1:{port}", "ADMIN_LISTEN": "off"}
     given = settings(tmp_path, ALLOW_PRIVATE_ENDPOINTS="yes", LIMIT_DRAIN_DEADLINE_S="0.1", **more)
-    async with run_upstream() as upstream, asyncio.timeout(30):
+    async with run_upstream() as upstream:
         upstream.answer = say_nothing
         async with App(given) as app:
             await app.catalog.publish(free_listing(upstream.url))

@@ -68,7 +68,7 @@ def recovery_leadership(database: SqliteDatabase) -> Leadership:
 
 
 async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> None:
-    async with SettlementHarness() as harness, asyncio.timeout(20):
+    async with SettlementHarness() as harness:
         call = await harness.claim()
         harness.chain.disconnect(CHAIN)
         assert await harness.settlement.settle(call.order()) == Undecided()
@@ -111,7 +111,7 @@ async def test_stored_answers_go_when_the_clock_that_all_gateways_share_says_so(
 
 async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
     metrics = Metrics(CollectorRegistry())
-    async with SettlementHarness() as harness, asyncio.timeout(20):
+    async with SettlementHarness() as harness:
         settlement_services = treasury_of(harness, database, metrics=make_settlement_metrics(metrics))
         await settlement_services.open()
         async with BackgroundTaskGroup() as tasks:
@@ -132,7 +132,7 @@ async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
 
 
 async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> None:
-    async with SettlementHarness() as harness, asyncio.timeout(20):
+    async with SettlementHarness() as harness:
         settlement_services = treasury_of(harness, database)
         assert not settlement_services.settlement.is_offered(USDC, 10_000, LISTING)
         await settlement_services.open()

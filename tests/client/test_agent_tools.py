@@ -227,7 +227,7 @@ async def test_a_cancelled_call_keeps_its_key_and_its_authorisation(make, gatewa
         return gateway.handle(request)
 
     tools = make(transport=httpx.MockTransport(answer))
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         running = group.create_task(run_tool(tools, "call_api", apiId=API, path="/a"))
         await is_shown.wait()
         running.cancel()
@@ -257,7 +257,7 @@ async def test_the_same_call_twice_at_once_goes_under_one_key(make, gateway):
         return gateway.handle(request)
 
     tools = make(transport=httpx.MockTransport(answer), chains=[CHAIN], rpc_urls={}, rail="x402")
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         for _ in range(2):
             group.create_task(run_tool(tools, "call_api", apiId=API, path="/a"))
     assert len(arrived) == 4

@@ -107,9 +107,8 @@ async def test_all_run_to_their_end_before_the_first_failure_is_raised() -> None
 async def test_of_loops_side_by_side_one_that_ends_ends_all(
     job: Callable[[], Awaitable[None]], kind: type[Exception]
 ) -> None:
-    async with asyncio.timeout(5):
-        with pytest.raises(kind):
-            await run_loops([wait_forever, job])
+    with pytest.raises(kind):
+        await run_loops([wait_forever, job])
     assert count_cancellations() == 0
 
 
@@ -220,13 +219,12 @@ async def test_a_task_that_is_cancelled_or_expected_to_end_has_not_ended_by_itse
 
 async def test_a_pause_ends_when_the_task_is_woken() -> None:
     task = BackgroundTask(NAME)
-    async with asyncio.timeout(5):
-        task.wake()
-        await task.pause(3600)
-        pausing = asyncio.get_running_loop().create_task(task.pause(3600))
-        await asyncio.sleep(0)
-        task.wake()
-        await pausing
+    task.wake()
+    await task.pause(3600)
+    pausing = asyncio.get_running_loop().create_task(task.pause(3600))
+    await asyncio.sleep(0)
+    task.wake()
+    await pausing
 
 
 async def test_a_task_on_demand_rests_after_a_failure_only() -> None:
@@ -242,15 +240,14 @@ async def test_a_task_on_demand_rests_after_a_failure_only() -> None:
             await asyncio.Event().wait()
 
     running = asyncio.get_running_loop().create_task(task.repeat_on_demand(work))
-    async with asyncio.timeout(5):
-        while runs < 3 or not task.failures:
-            await asyncio.sleep(0)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert runs == 3
-        task.wake()
-        while runs < 5:
-            await asyncio.sleep(0)
+    while runs < 3 or not task.failures:
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert runs == 3
+    task.wake()
+    while runs < 5:
+        await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait([running])
 

@@ -381,8 +381,7 @@ async def test_an_early_answer_comes_through_while_the_body_is_on_its_way() -> N
         assert (response.status, response.is_body_sent) == (413, False)
         assert await read_all(response) == b""
         response.close()
-        async with asyncio.timeout(2):
-            await stopped.wait()
+        await stopped.wait()
         await until(lambda: upstream.closed == 1)
 
 
@@ -1457,7 +1456,7 @@ async def test_a_connection_check_connects_and_sends_nothing() -> None:
         assert await reader.read() == b""
         left.set()
 
-    async with running(wait_for_the_end) as upstream, dialing() as http_client, asyncio.timeout(10):
+    async with running(wait_for_the_end) as upstream, dialing() as http_client:
         await http_client.check_connection(upstream.endpoint())
         await left.wait()
         assert upstream.accepted == 1

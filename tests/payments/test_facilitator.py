@@ -112,7 +112,7 @@ async def test_the_chain_proves_the_settlement() -> None:
 
 async def test_waits_as_long_as_the_required_depth_takes() -> None:
     line = ScriptedFacilitator()
-    async with open_scene(line, block_time_s=20.0, depth=2) as harness, asyncio.timeout(10):
+    async with open_scene(line, block_time_s=20.0, depth=2) as harness:
         line.settling = call = await harness.claim()
         settling = asyncio.get_running_loop().create_task(call.settle())
         while harness.chain.requests["find_authorization_use", CHAIN] < 2:

@@ -742,7 +742,7 @@ async def test_the_check_age_is_that_of_the_last_complete_check(watch) -> None:
         await asyncio.sleep(0 if watch.now_s < ends_s else 3600)
 
     watcher, ends_s = watch.make(sleep), watch.now_s
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         task = group.create_task(watcher.run())
         await slept.acquire()
         watch.now_s += 7
@@ -752,7 +752,7 @@ async def test_the_check_age_is_that_of_the_last_complete_check(watch) -> None:
 
     watch.chain.disconnect(CHAIN)
     watcher, ends_s = watch.make(sleep), watch.now_s
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         task = group.create_task(watcher.run())
         await slept.acquire()
         watch.now_s += 60
@@ -806,7 +806,7 @@ async def test_it_runs_through_failures_until_it_is_cancelled(watch) -> None:
 
     watch.ledger.away = True
     watcher = watch.make(sleep)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         task = group.create_task(watcher.run())
         await is_final.wait()
         task.cancel()
@@ -825,7 +825,7 @@ async def test_two_checks_with_another_leader_between_them_are_not_in_a_row(watc
         await asyncio.sleep(0 if is_second else 3600)
 
     watcher, is_second = watch.make(sleep, is_alone=True), False
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         for _ in range(3):  # three times it leads for one check
             task = group.create_task(watcher.run())
             await checked.acquire()

@@ -482,7 +482,6 @@ async def test_waits_as_long_as_the_required_depth_takes() -> None:
     slow = settlement_rules(block_time_s=20.0)  # beyond the deadline of the first block, and of this test
     async with (
         SettlementHarness(rules=slow, limits=HASTY, confirmations=((0, 3),)) as harness,
-        asyncio.timeout(10),
     ):
         call = await harness.claim()
         settling = asyncio.get_running_loop().create_task(call.settle())

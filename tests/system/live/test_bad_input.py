@@ -183,11 +183,10 @@ async def test_a_megabyte_of_header_is_refused(harness: Harness) -> None:
             writer.write(f"{name}: ".encode() + b"a" * MIB + b"\r\n\r\n")
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
-            async with asyncio.timeout(10):
-                try:
-                    statuses.add((await reader.readline()).split(b" ")[1:2][0])
-                except (ConnectionError, IndexError):
-                    statuses.add(b"cut")
+            try:
+                statuses.add((await reader.readline()).split(b" ")[1:2][0])
+            except (ConnectionError, IndexError):
+                statuses.add(b"cut")
         finally:
             writer.close()
     assert statuses <= {b"400", b"431", b"cut"}

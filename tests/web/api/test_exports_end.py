@@ -142,7 +142,7 @@ async def test_exports_take_turns_with_other_reads_of_books() -> None:
     for wallet in others:
         await turns.acquire(wallet)
     exchanges = [exchange_of(wallet) for wallet in (PAYER, STRANGER)]
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         for one in exchanges:
             group.create_task(app(one.scope, one.receive, one.send))
         await settle()
@@ -157,7 +157,7 @@ async def test_exports_that_open_together_hold_no_turn_while_they_wait_for_one()
     turns = BookTurns()
     app = BookReadLimit(make_app(FakeHistory(ROWS), book_turns=turns), turns=turns)
     exchanges = [exchange_of(wallet) for wallet in (PAYER, STRANGER, THIRD)]
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         for one in exchanges:
             group.create_task(app(one.scope, one.receive, one.send))
     assert all(one.is_ended for one in exchanges)
@@ -180,7 +180,7 @@ async def test_a_wallet_keeps_one_slot_while_another_wallet_waits() -> None:
         return send
 
     first, second, other, waiting = (exchange_of(one) for one in (PAYER, PAYER, STRANGER, THIRD))
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         for one in (first, second, other):
             group.create_task(app(one.scope, one.receive, hold(one)))
             await settle()

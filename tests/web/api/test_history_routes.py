@@ -1,6 +1,5 @@
 """`/history` and `/payments`: the members of a record, the records of each wallet, and resolutions of the provider."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -221,7 +220,7 @@ async def test_a_look_at_a_chain_holds_no_turn() -> None:
         look_up_transaction=lookup,
     )
     app = make_app(context, history_router(context), book_turns=turns)
-    async with asyncio.timeout(5), open_client(app) as client:
+    async with open_client(app) as client:
         assert (await client.get(f"/api/v2/payments/{TX}")).json()["state"] == "unseen"
     assert held == [TX]
 

@@ -102,8 +102,7 @@ class ServedGateway:
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
         reader, writer = await asyncio.open_connection(sock=sock, limit=MIB)
         try:
-            async with asyncio.timeout(30):
-                yield RawConnection(reader, writer)
+            yield RawConnection(reader, writer)
         finally:
             writer.transport.abort()
 
@@ -686,7 +685,7 @@ async def test_a_stop_waits_for_calls_in_flight() -> None:
 async def test_a_stop_waits_no_longer_than_its_deadline() -> None:
     """The call waits for a head that never arrives: the server stops after its deadline."""
     kept = contextlib.AsyncExitStack()
-    async with kept, asyncio.timeout(10), open_served_gateway(drain_deadline_s=1.0) as served:
+    async with kept, open_served_gateway(drain_deadline_s=1.0) as served:
         await served.gateway.publish(price=FREE, timeout_s=300)
         served.gateway.upstream.answer = say_nothing
         line = await kept.enter_async_context(served.line())
