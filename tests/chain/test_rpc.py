@@ -27,7 +27,7 @@ from tollway.limits import Limits
 CHAIN = ChainId(84532)
 TX = TxHash.parse(f"0x{0xABC:064x}")
 ALICE = Address(b"\xa1" * 20)
-LIMITS = Limits(rpc_deadline_s=5.0)
+LIMITS = Limits(rpc_deadline_s=60.0)
 
 MakeReader = Callable[..., Awaitable[RpcReader]]
 
@@ -733,7 +733,7 @@ async def test_without_a_clear_response_the_send_is_unclear(open_reader, answers
 
 async def call(reader: RpcReader, *, bytes_max: int = 64) -> ContractResult:
     return await reader.call_contract(
-        CHAIN, to=ALICE, calldata=b"\x01\x02", gas=200_000, bytes_max=bytes_max, deadline_s=5.0
+        CHAIN, to=ALICE, calldata=b"\x01\x02", gas=200_000, bytes_max=bytes_max, deadline_s=60.0
     )
 
 
@@ -750,7 +750,7 @@ async def test_deployment_code_is_called_without_a_recipient(open_reader) -> Non
     reader, script = await open_reader()
     seen: list[Any] = []
     script.answers["eth_call"] = lambda params: seen.append(params[0]) or "0x01"
-    await reader.call_contract(CHAIN, to=None, calldata=b"\x60", gas=1, bytes_max=1, deadline_s=5.0)
+    await reader.call_contract(CHAIN, to=None, calldata=b"\x60", gas=1, bytes_max=1, deadline_s=60.0)
     assert seen == [{"data": "0x60", "gas": "0x1"}]
 
 

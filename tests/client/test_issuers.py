@@ -114,7 +114,7 @@ async def test_both_clients_and_single_fetches_trust_it(
         assert list(client.search().apis) == []
     async with AsyncTollwayClient(server.url) as client_async:
         assert list((await client_async.search()).apis) == []
-    assert fetch_bounded("GET", server.url, deadline_s=10, bytes_max=1_000) == (200, EMPTY)
+    assert fetch_bounded("GET", server.url, deadline_s=60.0, bytes_max=1_000) == (200, EMPTY)
 
 
 async def test_doctor_trusts_it(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:

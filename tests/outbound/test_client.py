@@ -24,7 +24,7 @@ from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamReques
 from tollway.outbound.policy import Endpoint, parse_endpoint
 
 LIMITS = replace(
-    DEFAULT_LIMITS, dns_deadline_s=0.3, connect_deadline_s=0.3, chunk_idle_s=0.3, unsafe_reuse_idle_s=60.0
+    DEFAULT_LIMITS, dns_deadline_s=60.0, connect_deadline_s=60.0, chunk_idle_s=60.0, unsafe_reuse_idle_s=60.0
 )
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -1404,11 +1404,11 @@ async def test_fetches_a_small_document_with_its_query() -> None:
     document = head("200 OK", b"Content-Type: application/json\r\nContent-Length: 2\r\n") + b"{}"
     async with running(answer(document)) as upstream, dialing() as http_client:
         url = f"http://127.0.0.1:{upstream.port}/openapi.json?v=1"
-        fetched = await http_client.fetch(url, bytes_max=2, deadline_s=2)
+        fetched = await http_client.fetch(url, bytes_max=2, deadline_s=60.0)
         assert (fetched.status, fetched.content_type, fetched.body) == (200, "application/json", b"{}")
         assert upstream.requests[0].startswith(b"GET /openapi.json?v=1 HTTP/1.1\r\n")
         with pytest.raises(UpstreamBadResponse):
-            await http_client.fetch(url, bytes_max=1, deadline_s=2)
+            await http_client.fetch(url, bytes_max=1, deadline_s=60.0)
         assert http_client._in_flight == {}
 
 
@@ -1419,13 +1419,13 @@ async def test_fetches_a_small_document_with_its_query() -> None:
 async def test_fetches_only_what_an_endpoint_may_be(url: str) -> None:
     async with dialing() as http_client:
         with pytest.raises(EndpointNotAllowed):
-            await http_client.fetch(url, bytes_max=10, deadline_s=1)
+            await http_client.fetch(url, bytes_max=10, deadline_s=60.0)
 
 
 async def test_a_fetch_in_production_is_refused_before_anything_is_dialled() -> None:
     async with running(answer(OK)) as upstream, dialing(allow_private=False) as http_client:
         with pytest.raises(EndpointNotAllowed):
-            await http_client.fetch(f"http://127.0.0.1:{upstream.port}/", bytes_max=10, deadline_s=1)
+            await http_client.fetch(f"http://127.0.0.1:{upstream.port}/", bytes_max=10, deadline_s=60.0)
         assert upstream.accepted == 0
 
 

@@ -216,7 +216,7 @@ def code(rcode: dns.rcode.Rcode) -> Answerer:
     return answer
 
 
-async def ask(answer: Answerer, *, deadline_s: float = 5.0) -> tuple[str, ...] | None:
+async def ask(answer: Answerer, *, deadline_s: float = 60.0) -> tuple[str, ...] | None:
     async with run_server(answer) as (address, _):
         return await TxtRecords([address], deadline_s=deadline_s).find_texts(NAME)
 
@@ -235,13 +235,12 @@ LONG = '"' + "x" * 255 + '" '
         (code(dns.rcode.NXDOMAIN), ()),
         (code(dns.rcode.SERVFAIL), None),
         (code(dns.rcode.REFUSED), None),
-        (lambda question: b"garbage", None),
     ],
-    ids=("two", "split", "odd bytes", "too long", "none", "no such name", "failure", "refused", "garbage"),
+    ids=("two", "split", "odd bytes", "too long", "none", "no such name", "failure", "refused"),
 )
 async def test_records_are_returned_as_texts(answer: Answerer, found: tuple[str, ...] | None) -> None:
     assert len(LONG) * 5 > TEXT_BYTES_MAX
-    told = await ask(answer, deadline_s=1.0)
+    told = await ask(answer)
     assert (told and tuple(sorted(told))) == found  # records have no order
 
 
@@ -250,13 +249,16 @@ async def test_so_many_texts_are_read_and_no_more() -> None:
     assert len(await ask(many) or ()) == TEXTS_MAX
 
 
-async def test_a_silent_server_is_waited_for_until_the_deadline() -> None:
-    assert await ask(lambda question: None, deadline_s=0.2) is None
+@pytest.mark.parametrize(
+    "answer", [lambda question: None, lambda question: b"garbage"], ids=["silent", "garbage"]
+)
+async def test_a_server_without_an_answer_is_waited_for_until_the_deadline(answer: Answerer) -> None:
+    assert await ask(answer, deadline_s=0.2) is None
 
 
 async def test_the_exact_name_is_resolved_without_a_suffix() -> None:
     async with run_server(code(dns.rcode.NXDOMAIN)) as (address, server):
-        names = TxtRecords([address], deadline_s=5.0)
+        names = TxtRecords([address], deadline_s=60.0)
         await names.find_texts(NAME)
         await names.find_texts(NAME + ".")
         assert server.asked == [f"{NAME}. IN TXT"] * 2
@@ -265,7 +267,7 @@ async def test_the_exact_name_is_resolved_without_a_suffix() -> None:
 @pytest.mark.parametrize("name", ["a..b", "x" * 64 + ".com", "é.example.com" * 40])
 async def test_a_name_that_is_none_has_no_texts(name: str) -> None:
     async with run_server(texts('"one"')) as (address, _):
-        assert not await TxtRecords([address], deadline_s=1.0).find_texts(name)
+        assert not await TxtRecords([address], deadline_s=60.0).find_texts(name)
 
 
 async def test_without_configured_servers_those_of_the_system_are_used(
@@ -280,6 +282,6 @@ async def test_without_configured_servers_those_of_the_system_are_used(
     monkeypatch.setattr(
         dns.resolver.BaseResolver, "read_resolv_conf", lambda self, file: original(self, str(empty))
     )
-    assert await TxtRecords(deadline_s=5.0).find_texts(NAME) is None
+    assert await TxtRecords(deadline_s=60.0).find_texts(NAME) is None
     async with run_server(texts('"one"')) as (address, _):
-        assert await TxtRecords([address], deadline_s=5.0).find_texts(NAME) == ("one",)
+        assert await TxtRecords([address], deadline_s=60.0).find_texts(NAME) == ("one",)

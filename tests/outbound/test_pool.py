@@ -23,7 +23,7 @@ from tollway.outbound.connection import Connection
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.outbound.pool import AddressGuard, ConnectionPool
 
-LIMITS = replace(DEFAULT_LIMITS, dns_deadline_s=2.0, connect_deadline_s=2.0)
+LIMITS = replace(DEFAULT_LIMITS, dns_deadline_s=60.0, connect_deadline_s=60.0)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 ASKED = b"GET / HTTP/1.1\r\n\r\n"
 
@@ -344,7 +344,7 @@ def judge() -> AddressGuard:
         own_origins=frozenset(),
         own_addresses=frozenset({"8.8.8.8"}),
         own_listeners=frozenset(),
-        dns_deadline_s=1.0,
+        dns_deadline_s=60.0,
         lookup=lambda host, port: ["127.0.0.1"],
     )
 
@@ -403,7 +403,7 @@ async def test_a_name_that_cannot_be_encoded_is_a_failed_resolution() -> None:
         own_origins=frozenset(),
         own_addresses=frozenset(),
         own_listeners=frozenset(),
-        dns_deadline_s=1.0,
+        dns_deadline_s=60.0,
         lookup=lookup,
     )
     with pytest.raises(OSError, match="name resolution failed"):

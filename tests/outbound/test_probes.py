@@ -114,7 +114,7 @@ async def test_an_unreachable_endpoint_does_not_count_as_unprotected(fetcher: Fe
 
 CHAIN = ChainId(84532)
 ALICE, PAYEE, STRANGER = (KeyWallet.named(name) for name in ("alice", "payee", "stranger"))
-LIMITS = replace(DEFAULT_LIMITS, ownership_deadline_s=5.0, ownership_file_bytes_max=1_000)
+LIMITS = replace(DEFAULT_LIMITS, ownership_deadline_s=60.0, ownership_file_bytes_max=1_000)
 
 
 @dataclass

@@ -36,7 +36,7 @@ from tollway.webhooks.events import EventType
 from tollway.webhooks.messages import sign_standard
 from tollway.webhooks.sender import Delivered, WebhookSender
 
-LIMITS = replace(DEFAULT_LIMITS, webhook_deadline_s=5.0, webhook_response_bytes_max=200)
+LIMITS = replace(DEFAULT_LIMITS, webhook_deadline_s=60.0, webhook_response_bytes_max=200)
 SIGNER = UpstreamSigner([SigningKey(bytes(range(32)))])
 CREDITED = EventType.PAYMENT_CREDITED
 

@@ -28,7 +28,7 @@ from tollway.web.http.contract import CONTRACT_PATH, Site, load_contract
 
 PAYEE = KeyWallet.named("payee")
 NOW_MS = 1_700_000_000_123
-LIMITS = Limits(ownership_checks_per_hour=5, ownership_deadline_s=5.0)
+LIMITS = Limits(ownership_checks_per_hour=5, ownership_deadline_s=60.0)
 PATH = "/api/v2/apis/api_1/ownership"
 
 
