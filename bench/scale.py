@@ -18,6 +18,7 @@ import platform
 import random
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -26,6 +27,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
 
 from scale_data import fill
 from scale_rows import (
@@ -47,6 +50,7 @@ from sqlalchemy import make_url
 from starlette.applications import Starlette
 from starlette.requests import Request
 
+from tests.kit.routes import NamedBooks, make_context
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address, TxHash
 from tollway.limits import DEFAULT_LIMITS
@@ -54,10 +58,10 @@ from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.engine.database import Database, connect_database, sqlite_module
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.ledger.history import HistoryStore, audit
-from tollway.web.api.discovery_routes import BazaarServices, DocumentServices, discovery_router
+from tollway.web.api.discovery_routes import discovery_router
 from tollway.web.api.history_routes import history_router
 from tollway.web.api.listing_json import ListingEncoder
-from tollway.web.api.listing_routes import ListingServices, listing_router
+from tollway.web.api.listing_routes import listing_router
 from tollway.web.http.problems import install_handlers
 from tollway.web.http.query import format_time
 
@@ -109,52 +113,24 @@ def routes_over(database: Database) -> Starlette:
     def now_ms() -> int:
         return time.time_ns() // 1_000_000
 
-    async def own_books(reader: Address, named: Address | None) -> Address:
-        return reader
-
     async def who(request: Request) -> Identity:
         address = Address(bytes.fromhex(request.headers["wallet"]))
         return Identity(address=address, method="session", chain_id=None)
 
     catalog = CatalogStore(database, sealer=Sealer(b"1" * 32, entropy=os.urandom), now_ms=now_ms)
     encoder = ListingEncoder(public_url=URL, assets=(), confirmations_for=lambda *_: 1)
-    unused: Any = None
-    desk = ListingServices(
+    context = make_context(
+        public_url=URL,
         catalog=catalog,
-        rules=unused,
         encoder=encoder,
-        limits=DEFAULT_LIMITS,
         authenticate=who,
-        check_endpoint=unused,
-        creations=unused,
-        find_block=unused,
-        allowlist=None,
-        now_ms=now_ms,
-        entropy=os.urandom,
-        rate_limiter=unused,
-    )
-    history = history_router(
         call_history=HistoryStore(database, limits=DEFAULT_LIMITS),
-        ledger=unused,
-        payment_ledger=unused,
-        wallet=who,
-        resolve_wallet=own_books,
-        lookup=unused,
-        find_asset=lambda chain_id, key: None,
+        book_access=NamedBooks(),
         now_ms=now_ms,
+        is_mpp_offered=lambda *_: False,
+        ticks_ms=itertools.count(0, 1_000_000).__next__,  # so that no cached value stays valid
     )
-    documents = discovery_router(
-        DocumentServices(
-            catalog=catalog,
-            encoder=encoder,
-            bazaar=BazaarServices(catalog=catalog, rules={}, is_offered=lambda *_: False, public_url=URL),
-            limits=DEFAULT_LIMITS,
-            is_mpp_offered=lambda *_: False,
-            is_bound_required=False,
-            ticks_ms=itertools.count(0, 1_000_000).__next__,  # so that no cached value stays valid
-        )
-    )
-    routers = (listing_router(desk), documents, history)
+    routers = (listing_router(context), discovery_router(context), history_router(context))
     app = Starlette(routes=[route for router in routers for route in router.routes])
     install_handlers(app, URL)
     return app

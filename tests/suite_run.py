@@ -172,7 +172,15 @@ class ProcessRefusal:
             )
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+    def pytest_runtest_setup(self, item: pytest.Item) -> Any:
+        return (yield from self._watch(item))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
+        return (yield from self._watch(item))
+
+    def _watch(self, item: pytest.Item) -> Any:
+        """Not the teardown: after the last test of a run it ends what other files have started."""
         self._is_in_test = class_of(name_file(item.path)) == "quick" and not is_left_out(item, "quick")
         try:
             return (yield)

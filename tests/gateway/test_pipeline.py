@@ -4,7 +4,9 @@ After a refusal the ledger is unchanged and the upstream has received nothing.""
 
 import asyncio
 import base64
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,9 +17,11 @@ from tests.kit.asgi_exchange import Exchange, HeaderPairs
 from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, InProcessGateway, open_gateway
 from tests.kit.ledger_records import claim_on, close_of, operator_origin
 from tests.kit.payer import KeyWallet
+from tests.kit.proxy_requests import GivenBody, sample_request
 from tests.kit.stores import open_catalog
-from tests.kit.upstream import Arrived, plain, raw
+from tests.kit.upstream import Arrived, hang_up, plain, raw, say_nothing
 from tollway.errors import Code
+from tollway.gateway.messages import Disconnected, ProblemResponse
 from tollway.ids import ChainId, TxHash, keccak256
 from tollway.ledger.records import CallState, Rail
 from tollway.money import Price
@@ -1023,3 +1027,26 @@ async def test_a_revised_listing_keeps_its_id_and_serves_its_new_endpoint(gatewa
     await gateway.revise(listing, endpoint=gateway.upstream.url + "/other")
     await gateway.ask("GET", "/x", gateway.plain_proof(payment.tx_hash))
     assert gateway.upstream.arrived[0].target == "/other/x"
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_gone"),
+    [(hang_up, False), (say_nothing, True), (raw(b"no HTTP\r\n\r\n"), False)],
+    ids=["the upstream hangs up", "the caller leaves", "no response of HTTP"],
+)
+async def test_a_call_that_fails_leaves_its_request_to_no_garbage_collector(
+    gateway: InProcessGateway, answer: Any, is_gone: bool
+) -> None:
+    """The server closes the connection of a refused request once nothing holds its body: a caller that drips would keep it open until then."""
+    await gateway.publish(price=Price.parse("0"))
+    gateway.upstream.answer = answer
+    body = GivenBody(b"x", is_gone=is_gone)
+    held = weakref.ref(body)
+    gc.disable()
+    try:
+        outcome = await gateway.pipeline.handle(sample_request("POST", "/quote", "x=1", body=body))
+        del body
+        assert isinstance(outcome, ProblemResponse | Disconnected)
+        assert held() is None
+    finally:
+        gc.enable()

@@ -185,8 +185,14 @@ class CallPipeline:
                 ended = self._proxy.explain_end(payment, error, upstream)
                 self._observer.record(payment, response=None, error=ended)
                 if ended is error:
+                    del ended
                     raise
-                raise ended from error
+                # The traceback of `ended` has this frame: together they would keep the request, and the server its connection, until the garbage
+                # collector runs.
+                try:
+                    raise ended from error
+                finally:
+                    del ended
             self._observer.record(payment, response=response, error=None)
             return response
 
