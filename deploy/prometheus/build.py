@@ -399,9 +399,13 @@ ALERTS: tuple[Alert, ...] = (
         severity="ticket",
         summary="One call of twenty spends more than 250 ms in a phase of the gateway.",
         story=[
-            Rate(series='tollway_call_duration_seconds_bucket{phase="read_head", le="0.1"}', good=100, bad=50),
+            Rate(
+                series='tollway_call_duration_seconds_bucket{phase="read_head", le="0.1"}', good=100, bad=50
+            ),
             Rate(series='tollway_call_duration_seconds_bucket{phase="read_head", le="1"}', good=100, bad=100),
-            Rate(series='tollway_call_duration_seconds_bucket{phase="read_head", le="+Inf"}', good=100, bad=100),
+            Rate(
+                series='tollway_call_duration_seconds_bucket{phase="read_head", le="+Inf"}', good=100, bad=100
+            ),
         ],
         labels={"phase": "read_head"},
     ),
