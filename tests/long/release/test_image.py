@@ -231,7 +231,7 @@ async def scene(
         await gateway.wait_ready()
         provider, caller = await cluster.wallets(2)
         api_id = await cluster.publish(gateway, provider)
-        tx_hash = await cluster.send_tokens(caller, provider.address, 5_000 * PRICE_UNITS)
+        tx_hash = await cluster.send_tokens(caller, provider.address, 50_000 * PRICE_UNITS)
         yield Scene(
             cluster=cluster,
             image=image,

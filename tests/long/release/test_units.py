@@ -41,6 +41,7 @@ READY_DEADLINE_S = 60.0
 WATCHDOG_S = 30
 CALLERS = 8
 CALLS_MIN = 40
+PAID_CALLS = 50_000
 TRAFFIC = "/readyz?for=traffic"
 UNIT = "tollway.service"
 BACKUP = "/var/lib/tollway-backup/tollway.backup"
@@ -206,7 +207,8 @@ async def scene(cluster: GatewayCluster, debian: SystemdMachine) -> AsyncIterato
             print(scene.run_block(block))
         provider, scene.caller = await cluster.wallets(2)
         scene.api_id = await cluster.publish(scene, provider)
-        scene.tx_hash = await cluster.send_tokens(scene.caller, provider.address, 5_000 * PRICE_UNITS)
+        # More than the callers of `test_a_stop_under_load_loses_no_call` can spend while a busy machine stops the service.
+        scene.tx_hash = await cluster.send_tokens(scene.caller, provider.address, PAID_CALLS * PRICE_UNITS)
         yield scene
     except BaseException:
         print(debian.try_run("journalctl --no-pager | tail -60").stdout)
@@ -274,9 +276,11 @@ async def test_a_stop_under_load_loses_no_call(scene: Scene) -> None:
     await scene.wait_serving()
     states = await scene.count_states()
     print(dict(outcomes), dict(states))
-    assert set(outcomes) <= {"200 charged", "cut"}  # cut: a request on a connection that had just been closed
-    assert states["charged"] - before == outcomes["200 charged"]
-    assert scene.cluster.provider.count("/echo/stop") == outcomes["200 charged"]
+    # "cut": the connection closed under the request, or under its response.
+    assert set(outcomes) <= {"200 charged", "cut"}
+    charged = states["charged"] - before
+    assert 0 <= charged - outcomes["200 charged"] <= outcomes["cut"]
+    assert scene.cluster.provider.count("/echo/stop") == charged
 
 
 @pytest.mark.parametrize("duty", ["audit", "backup"])
