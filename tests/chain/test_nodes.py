@@ -453,7 +453,7 @@ class Chains:
             raise self.faults[chain_id]()
 
 
-def stray() -> Exception:
+def make_mismatch() -> Exception:
     exc = ChainMismatch()
     exc.add_note("node 1 of eip155:8453: it serves chain 1")
     return exc
@@ -478,7 +478,7 @@ async def test_the_last_check_of_each_network_counts() -> None:
 
 async def test_only_nodes_of_another_chain_are_listed() -> None:
     chains = Chains()
-    chains.faults = {BASE: stray, OTHER: ChainUnavailable}
+    chains.faults = {BASE: make_mismatch, OTHER: ChainUnavailable}
     call = chains.make_call()
     assert await call.find_wrong_chain_nodes() == ["node 1 of eip155:8453: it serves chain 1"]
     assert not any(call.checks.values())
@@ -493,7 +493,7 @@ async def test_a_network_counts_as_lost_once_it_was_away_for_so_long() -> None:
         chains.now_s = now_s
         await call.find_wrong_chain_nodes()
         assert call.count_lost() == lost, now_s
-    chains.faults[BASE] = stray  # nodes of another chain read nothing of this one
+    chains.faults[BASE] = make_mismatch  # nodes of another chain read nothing of this one
     await call.find_wrong_chain_nodes()
     chains.now_s += 30
     assert call.count_lost() == 2

@@ -1040,11 +1040,23 @@ async def test_a_call_that_fails_leaves_its_request_to_no_garbage_collector(
     """The server closes the connection of a refused request once nothing holds its body: a caller that drips would keep it open until then."""
     await gateway.publish(price=Price.parse("0"))
     gateway.upstream.answer = answer
+    await check_freed(gateway, is_gone=is_gone)
+
+
+async def test_a_failure_that_a_variable_holds_keeps_no_request(gateway: InProcessGateway) -> None:
+    """The verifier raises the failure that it has found among several look-ups."""
+    await gateway.publish()
+    gateway.chain.disconnect(CHAIN)
+    proof = dict(gateway.plain_proof(TxHash(b"\x07" * 32)))
+    await check_freed(gateway, **{name.replace("-", "_").lower(): value for name, value in proof.items()})
+
+
+async def check_freed(gateway: InProcessGateway, *, is_gone: bool = False, **headers: str) -> None:
     body = GivenBody(b"x", is_gone=is_gone)
     held = weakref.ref(body)
     gc.disable()
     try:
-        outcome = await gateway.pipeline.handle(sample_request("POST", "/quote", "x=1", body=body))
+        outcome = await gateway.pipeline.handle(sample_request("POST", "/quote", "x=1", body=body, **headers))
         del body
         assert isinstance(outcome, ProblemResponse | Disconnected)
         assert held() is None

@@ -98,9 +98,9 @@ class BlockingHttp:
         """Runs work that may wait for the disk."""
         return work()
 
-    async def ask(self, question: Callable[[], T]) -> T:
+    async def call_back(self, callback: Callable[[], T]) -> T:
         """Runs a function of the caller, which may wait for a person."""
-        return question()
+        return callback()
 
 
 class AsyncHttp:
@@ -145,9 +145,9 @@ class AsyncHttp:
             done.exception()
             raise
 
-    async def ask(self, question: Callable[[], T]) -> T:
-        """A cancelled call does not wait for the response: a question reserves nothing."""
-        return await asyncio.to_thread(question)
+    async def call_back(self, callback: Callable[[], T]) -> T:
+        """A cancelled call does not wait for its end: a function of the caller reserves nothing."""
+        return await asyncio.to_thread(callback)
 
 
 Http = BlockingHttp | AsyncHttp
@@ -185,7 +185,10 @@ async def perform(flow: Coroutine[Any, Any, T]) -> T:
         return await flow
     except StepFailed as failed:
         failure = failed.failure
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # its traceback has this frame
 
 
 Step = Callable[Concatenate["Exchange", P], T]
@@ -197,9 +200,9 @@ def local(step: Step[P, T]) -> AwaitedStep[P, T]:
     return _make_step(step, lambda http: http.run)
 
 
-def asked(step: Step[P, T]) -> AwaitedStep[P, T]:
+def callback(step: Step[P, T]) -> AwaitedStep[P, T]:
     """Makes a step of a function of the caller, which changes nothing of the client."""
-    return _make_step(step, lambda http: http.ask)
+    return _make_step(step, lambda http: http.call_back)
 
 
 def _make_step(
@@ -287,11 +290,11 @@ class Exchange:
 
     # ---- The caller and the wallet.
 
-    @asked
+    @callback
     def report_progress(self, progress: PaymentProgress) -> None:
         self._driver.on_progress(progress)
 
-    @asked
+    @callback
     def approve_payment(self, quote: PaymentQuote) -> OverBudget | None:
         driver = self._driver
         over = driver.session.find_excess(quote.asset, quote.amount) or driver.store.find_excess(

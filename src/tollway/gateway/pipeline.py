@@ -105,8 +105,10 @@ class CallPipeline:
         except TollwayError as error:
             if error.problem.code is Code.INTERNAL_ERROR:  # a defect: what became of the price is not known
                 raise
+            _drop_frames(error)
             return explain(error)
         except ClientGone as gone:
+            _drop_frames(gone)
             return Disconnected(payment_state=gone.payment_state)
 
     async def _run(self, request: ProxyRequest, key: Hashable | None, started_s: float) -> Outcome | Outdated:
@@ -135,6 +137,7 @@ class CallPipeline:
         try:
             return await self._pay(request, key, decision, started_s)
         except Refusal as refusal:
+            _drop_frames(refusal)
             return explain_quoted(refusal, self._quote(request, decision.route), request)
 
     async def _pay(
@@ -185,14 +188,8 @@ class CallPipeline:
                 ended = self._proxy.explain_end(payment, error, upstream)
                 self._observer.record(payment, response=None, error=ended)
                 if ended is error:
-                    del ended
                     raise
-                # The traceback of `ended` has this frame: together they would keep the request, and the server its connection, until the garbage
-                # collector runs.
-                try:
-                    raise ended from error
-                finally:
-                    del ended
+                raise ended from error
             self._observer.record(payment, response=response, error=None)
             return response
 
@@ -313,6 +310,14 @@ class CallPipeline:
             expires_ms=request.received_ms + self._limits.price_memory_s * 1000,
             find_requirements=partial(self._find_requirements, operation_price, route.listing),
         )
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    """Drops the frames of an exception that is handled, and of its causes. A frame that has its exception in a variable would keep the
+    request, and the server its connection, until the garbage collector runs. Ends at an exception without frames."""
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _trace_proof(trace: CallTrace, rail_proof: RailProof | Problem | None) -> None:

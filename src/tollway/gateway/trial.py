@@ -99,12 +99,10 @@ class TrialCalls:
         except (TollwayError, ClientGone) as error:
             ended = self._proxy.explain_end(payment, error, connection)
             if not isinstance(ended, CallRefused):
-                del ended  # see `CallPipeline._pay`
                 raise
             # Its call id and its link are of no row.
             problem = replace(ended.problem, call_id=None, members={}, payment_state="none")
-            del ended
-            raise Refusal(problem) from error
+            raise Refusal(problem) from ended
         body = await self._read(response)
         assert payment.call_id is not None  # claimed
         return TrialResult(
