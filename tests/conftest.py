@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-pytest_plugins = ("tests.suite_run",)
+pytest_plugins = ("tests.suite_run", "tests.kit.session_processes")
 
 # A property test draws the same examples in every run, and a slow machine fails none of them. Modules that name settings of their own take these
 # as their defaults, because pytest loads this file before any test module.

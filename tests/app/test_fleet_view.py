@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.conftest import postgres_url, sqlite_template, sqlite_url
-from tests.kit.databases import postgres_server, postgres_template
 from tollway import __version__
 from tollway.app.lifecycle import App
 from tollway.config.settings import load_settings
 from tollway.storage.engine.leadership import Duty
 from tollway.storage.engine.migrate import list_revisions
 
-__all__ = ["postgres_server", "postgres_template", "postgres_url", "sqlite_template", "sqlite_url"]
 DEADLINE_S = 30.0
 
 

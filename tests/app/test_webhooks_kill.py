@@ -15,12 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.conftest import postgres_url, sqlite_template, sqlite_url
-from tests.kit.databases import postgres_server, postgres_template
 from tests.kit.gateway_process import clean_environment
 from tests.kit.upstream import LoopbackUpstream, plain, run_upstream
-
-__all__ = ["postgres_server", "postgres_template", "postgres_url", "sqlite_template", "sqlite_url"]
 
 ROOT = Path(__file__).parents[2]
 KILLS = 20 if os.environ.get("TORTURE") == "long" else 3

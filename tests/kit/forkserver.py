@@ -2,7 +2,7 @@
 interpreter takes seconds. Each gateway is a process of its own, with its own settings, that ends by signals like any other.
 
 `Forkserver` is the client, in the test's process. As a program this module is the server; `serve` is that of a program of its own
-(`tests/system/transcripts/forks.py`). One JSON line in, one out: `{"start": {"env", "log", "folder", ...}}` gives a pid, `{"kill": pid, "signal"}` and `{"poll": pid}` give an exit code (minus the
+(`tests/system/transcripts/forks.py`). One JSON line in, one out with the same `number`: `{"start": {"env", "log", "folder", ...}}` gives a pid, `{"kill": pid, "signal"}` and `{"poll": pid}` give an exit code (minus the
 signal's number), or null while the process runs. When its input ends, it kills what runs and ends. It must stay
 single-threaded and without an event loop: what it forks inherits both.
 """
@@ -10,8 +10,10 @@ single-threaded and without an event loop: what it forks inherits both.
 import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,11 +21,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 STOP_DEADLINE_S = 120.0
+RESPONSE_DEADLINE_S = 60.0
 POLL_S = 0.01
 _PR_SET_PDEATHSIG = 1
 
@@ -45,7 +49,7 @@ class Forkserver:
             bufsize=1,
         )
         self._lock = threading.Lock()
-        self._is_ready = False
+        self._numbers = itertools.count(1)
 
     def start(self, *, env: dict[str, str], log: Path, folder: Path, **more: Any) -> "ForkedProcess":
         """A gateway with that environment, whose output is appended to `log` and whose working folder is `folder`. `more`: what the program of another module
@@ -54,18 +58,31 @@ class Forkserver:
         return ForkedProcess(self, self.command({"start": wanted})["pid"])
 
     def command(self, command: dict[str, Any]) -> Any:
+        """The response to one command. A test that ends while it waits leaves its response unread: the next command reads past it."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with self._lock:
-            if not self._is_ready:
-                assert json.loads(self._process.stdout.readline())["ready"]
-                self._is_ready = True
-            self._process.stdin.write(json.dumps(command) + "\n")
-            return json.loads(self._process.stdout.readline())
+            number = next(self._numbers)
+            self._process.stdin.write(json.dumps({**command, "number": number}) + "\n")
+            while (answer := self._read())["number"] != number:
+                pass
+            return answer
+
+    def _read(self) -> Any:
+        """One line. The server writes one for each command, so that none waits in the buffer of the pipe."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], RESPONSE_DEADLINE_S)
+        line = self._process.stdout.readline() if ready else ""
+        assert line, f"the server that forks gateways gives no response; exit code {self._process.poll()}"
+        return json.loads(line)
 
     def close(self) -> None:
-        """Ends every gateway that still runs."""
-        self._process.communicate(timeout=STOP_DEADLINE_S)
+        """Ends every gateway that still runs. A server that does not end is killed, and its gateways with it."""
+        try:
+            self._process.communicate(timeout=RESPONSE_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate(timeout=RESPONSE_DEADLINE_S)
+            raise
 
 
 class ForkedProcess:
@@ -113,19 +130,20 @@ def serve(run: Run) -> None:
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, threading.enumerate()
-    _answer({"ready": os.getpid()})
     for line in sys.stdin:
-        match json.loads(line):
+        command = json.loads(line)
+        answer = partial(_answer, command["number"])
+        match command:
             case {"start": wanted}:
                 pid = _fork(run, wanted)
                 codes[pid] = None
-                _answer({"pid": pid})
+                answer(pid=pid)
             case {"kill": pid, "signal": number}:
                 if _poll(codes, pid) is None:
                     os.kill(pid, number)  # a child that is not reaped yet: no other process has its id
-                _answer({"code": _wait(codes, pid) if number == signal.SIGKILL else _poll(codes, pid)})
+                answer(code=_wait(codes, pid) if number == signal.SIGKILL else _poll(codes, pid))
             case {"poll": pid}:
-                _answer({"code": _poll(codes, pid)})
+                answer(code=_poll(codes, pid))
     for pid in codes:
         if _poll(codes, pid) is None:
             os.kill(pid, signal.SIGKILL)
@@ -201,8 +219,8 @@ def _wait(codes: dict[int, int | None], pid: int) -> int | None:
     return codes[pid]
 
 
-def _answer(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
+def _answer(number: int, **answer: int | None) -> None:
+    sys.stdout.write(json.dumps({"number": number, **answer}) + "\n")
     sys.stdout.flush()
 
 

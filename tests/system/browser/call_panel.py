@@ -167,7 +167,7 @@ async def run_site(cluster: Any, blocks: BlockClock, **settings: str) -> AsyncIt
         yield Site(cluster=cluster, blocks=blocks, gateway=gateway, provider=provider, apis=apis)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(cluster: Any) -> AsyncIterator[Site]:
     async with run_blocks(cluster.driver) as blocks, run_site(cluster, blocks) as site:
         yield site

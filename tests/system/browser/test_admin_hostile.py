@@ -32,7 +32,7 @@ from tollway.storage.ledger.ledger_tables import owner_table
 from tollway.storage.operator.operator_reads import gateway_build_table
 from tollway.storage.operator.operator_writes import SqlAdminSessions
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TEXTS = tuple(STRINGS.values())
 SUSPENDED = len(TEXTS) // 2
@@ -99,7 +99,7 @@ class Site:
     client: httpx.AsyncClient
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     folder: Path = tmp_path_factory.mktemp("hostile")
     node = await asyncio.start_server(answer_with_errors, "127.0.0.1", 0)

@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Route, expect
 from tests.kit.ports import find_low_port
 from tests.system.browser.watched_page import watch_operator_page, watch_page
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WALLET = "0x" + "ab" * 20
 REFRESH_MS = 10_000
@@ -36,7 +36,7 @@ class Site:
         return str(output["link"])
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(cluster: Any) -> AsyncIterator[Site]:
     gas = await cluster.wallet()
     port = find_low_port()

@@ -13,7 +13,7 @@ from tests.kit.ports import find_low_port
 from tests.system.browser.wallet_double import WalletDouble
 from tests.system.browser.watched_page import watch_operator_page, watch_page
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CORNERS = [("light", 1280), ("dark", 320)]
 
@@ -44,7 +44,7 @@ class Site:
         return WalletDouble(driver=self.cluster.driver, **{**given, **changes})
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(cluster: Any) -> AsyncIterator[Site]:
     port = find_low_port()
     operator, provider = await cluster.wallets(2)

@@ -23,7 +23,7 @@ from tests.system.browser.corner_site import (
 )
 from tests.system.browser.watched_page import WatchedPage
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WIDE, NARROW = ("light", 1280), ("dark", 320)
 CORNERS = (WIDE, NARROW)
@@ -144,7 +144,7 @@ ADMIN_ERRORS: Rows = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CornerSite]:
     async with run_corner_site(tmp_path_factory.mktemp("corners")) as site:
         yield site

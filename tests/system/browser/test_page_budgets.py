@@ -24,7 +24,7 @@ from tollway.storage.engine.database import connect_database
 from tollway.web.pages.assets import UI_FOLDER
 from tollway.web.pages.page_session import PAGE_COOKIE
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BUDGETS = {"requests": 6, "Document": 20_000, "Script": 20_000, "Stylesheet": 12_000}
 """The types of resources are those of the protocol."""
@@ -123,7 +123,7 @@ class Site:
         }[name]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(cluster: Any) -> AsyncIterator[Site]:
     gas, provider, reader = [await cluster.wallet() for _ in range(3)]
     url, port = f"sqlite:///{cluster.folder}/budgets.sqlite3", find_low_port()

@@ -17,7 +17,7 @@ from playwright.async_api import Browser, Route
 from tests.system.browser.watched_page import WatchedPage, watch_page
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Site:
     paths: dict[str, str]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(cluster: Any) -> AsyncIterator[Site]:
     gas = await cluster.wallet()
     async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}) as gateway:

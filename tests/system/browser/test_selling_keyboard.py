@@ -16,7 +16,7 @@ from tests.kit.upstream import plain as answered
 from tests.system.browser.wallet_double import WalletDouble
 from tests.system.browser.watched_page import WatchedPage, watch_page
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WELL_KNOWN = "/.well-known/tollway-verification"
 DOCUMENT = json.dumps(
@@ -31,7 +31,7 @@ DOCUMENT = json.dumps(
 )
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def upstream() -> AsyncIterator[LoopbackUpstream]:
     async with run_upstream() as upstream:
         yield upstream

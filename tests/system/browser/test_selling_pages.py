@@ -18,7 +18,7 @@ from tests.system.browser.test_signed_in_pages import Site, open_page
 from tests.system.browser.watched_page import WatchedPage
 from tollway.web.pages.page_session import PAGE_COOKIE
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CORNERS = (("light", 1280), ("dark", 320), ("light", 320))
 DOCUMENT = (
@@ -27,7 +27,7 @@ DOCUMENT = (
 )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site() -> AsyncIterator[Site]:
     async with open_signed_in(catalogs={"en": NullTranslations(), PSEUDO: LongWords()}) as harness:
         states = ("consumed", "released", "unknown", "reorged", "consumed", "consumed")

@@ -36,7 +36,7 @@ from tests.system.browser.wallet_double import WalletDouble
 from tests.system.browser.watched_page import WatchedPage, answer_by, watch_page
 from tollway.web.pages.page_session import PAGE_COOKIE
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FREE = {"free": "none", "failed": "none"}
 """The words of the list for the state `none` of the file: a call that moves no money."""
@@ -73,7 +73,7 @@ class Site:
     tokens: dict[KeyWallet, str]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site() -> AsyncIterator[Site]:
     async with open_signed_in(catalogs={"en": NullTranslations(), PSEUDO: LongWords()}) as harness:
         payment = await harness.services.record_payment(230_000)
@@ -371,7 +371,7 @@ def _as(site: Site, wallet: KeyWallet) -> dict[str, str]:
 # ---- The way in, with a wallet.
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def gateway(cluster: Any) -> AsyncIterator[Any]:
     async with cluster.gateway() as gateway:
         yield gateway

@@ -15,7 +15,7 @@ from tests.system.browser.watched_page import watch_page
 
 __all__ = ["site"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 STEPS = (
     "eth_requestAccounts",

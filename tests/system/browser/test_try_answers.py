@@ -24,7 +24,7 @@ from tests.system.browser.call_panel import (
 
 __all__ = ["site"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CALLS = "**/api/v2/gateway/**"
 BY_TRANSACTION = "a transaction on Sandbox"

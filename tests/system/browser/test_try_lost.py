@@ -26,7 +26,7 @@ from tollway.web.pages.call_form import WORDS
 
 __all__ = ["site"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 UNKNOWN = "The gateway's nodes do not know this transfer"
 NONE_SENT = "My wallet shows no transfer"

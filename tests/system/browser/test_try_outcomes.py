@@ -20,7 +20,7 @@ from tests.system.browser.watched_page import WatchedPage, watch_page
 
 __all__ = ["site"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 KEEP_BLOB_TYPES = (
     "(() => { const make = URL.createObjectURL; window.blobTypes = [];"

@@ -26,7 +26,7 @@ from tollway.web.pages.call_form import WORDS
 
 __all__ = ["site"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PHONE = {"width": 320, "height": 800}
 LONG = LongWords()

@@ -12,7 +12,7 @@ from tests.system.browser.test_signed_in_pages import make_wallet, read_file, re
 from tests.system.browser.watched_page import WatchedPage, watch_page
 from tollway.sandbox.chain import FundedAccount
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CALLS = ("/quote/ETH", "/quote/BTC", "/quote/ETH", "/status/500", "/status/404")
 FILTERS = (

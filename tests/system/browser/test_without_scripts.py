@@ -12,12 +12,12 @@ from tests.system.browser.corner_site import HELD_CALLS, CornerSite, run_corner_
 from tests.system.browser.test_corner_states import ADMIN_FULL, MY_FULL, PUBLIC_FULL, Rows
 from tests.system.browser.watched_page import WatchedPage
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WALLET = "0x" + "ab" * 20
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CornerSite]:
     async with run_corner_site(tmp_path_factory.mktemp("scripts")) as site:
         yield site

@@ -1,14 +1,13 @@
-"""The fixtures of live tests: one test chain for a test process. Each test starts from the same state of it (snapshot
-and revert). Ports are free ones.
+"""The fixtures of live tests. Each test starts from the same state of the chain of the test process (snapshot and revert). Ports are free ones.
 
 `scenarios` makes the chain situations that the verification of payments decides about. Contracts of tests are in
 `contracts/`.
 """
 
-import asyncio
+import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,9 +16,9 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 
-from tests.kit.databases import create_database, postgres_server, postgres_template
+from tests.kit.databases import create_database
 from tests.kit.forkserver import Forkserver
-from tests.kit.gateway_cluster import run_cluster
+from tests.kit.gateway_cluster import GatewayCluster, run_cluster
 from tests.kit.stranded_transactions import resend_stranded
 from tollway.ids import Address, TxHash
 from tollway.sandbox.chain import (
@@ -30,15 +29,11 @@ from tollway.sandbox.chain import (
     MinedReceipt,
     Playground,
     load_artifact,
-    prepare_playground,
     run_anvil,
 )
 
 CONTRACTS = Path(__file__).parent / "contracts"
 HERE = Path(__file__).parent
-
-
-__all__ = ["postgres_server", "postgres_template"]
 
 _DATABASES = itertools.count(1)
 
@@ -48,27 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.live)
-
-
-@pytest.fixture(scope="session")
-def anvil() -> Iterator[Anvil]:
-    with asyncio.Runner() as runner:
-        running = run_anvil()
-        anvil = runner.run(running.__aenter__())
-        try:
-            yield anvil
-        finally:
-            runner.run(running.__aexit__(None, None, None))
-
-
-@pytest.fixture(scope="session")
-def furnished(anvil: Anvil) -> Playground:
-    async def furnish() -> Playground:
-        async with aiohttp.ClientSession() as session:
-            return await prepare_playground(ChainDriver(session, anvil.rpc_url, anvil.chain_id))
-
-    with asyncio.Runner() as runner:
-        return runner.run(furnish())
 
 
 @pytest.fixture
@@ -107,16 +81,6 @@ def stranger(playground: Playground) -> FundedAccount:
     return playground.account("stranger")
 
 
-@pytest.fixture(scope="session")
-def forkserver() -> Iterator[Forkserver]:
-    """A server that forks gateways; one for a test process."""
-    running = Forkserver()
-    try:
-        yield running
-    finally:
-        running.close()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(
     anvil: Anvil,
@@ -126,13 +90,27 @@ async def cluster(
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[object]:
     """Chain, sample provider and gateways in processes of their own, for all tests of one file."""
+    folder = tmp_path_factory.mktemp("cluster")
+    async with open_cluster(anvil, furnished, forkserver, folder=folder, request=request) as cluster:
+        yield cluster
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(
+    anvil: Anvil,
+    furnished: Playground,
+    forkserver: Forkserver,
+    *,
+    folder: Path,
+    request: pytest.FixtureRequest,
+) -> AsyncIterator[GatewayCluster]:
+    """A cluster on the chain of the session. `request` finds the PostgreSQL server, when a test makes a database in it."""
 
     async def make_postgres() -> str:
         server = request.getfixturevalue("postgres_server")
         template = request.getfixturevalue("postgres_template")
         return await create_database(server, f"live_{next(_DATABASES)}", template=template)
 
-    folder = tmp_path_factory.mktemp("cluster")
     async with run_cluster(
         anvil, furnished, folder=folder, forkserver=forkserver, make_postgres=make_postgres
     ) as cluster:

@@ -1,13 +1,10 @@
-"""One process to fork gateways from, and one database server, for all replays of a test worker."""
+"""One process to fork gateways from, under the clock of the transcripts, for all replays of a test process."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.databases import postgres_server
 from tests.system.transcripts.families import Run
-
-__all__ = ["postgres_server"]
 
 
 @pytest.fixture(scope="session")
