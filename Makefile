@@ -73,7 +73,8 @@ demo: $(STAMPS)/gateway $(STAMPS)/anvil    ## the main job, running: chain, prov
 
 # Two workers, a file each at a time: what a file sets up (a chain, a database server, gateways) is set up once. The slowest files start first.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# A test that ends its worker ends the run: xdist would give the whole file to another worker, and that test again.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 # ARGS=web names the folder tests/web.
 FOLDERS = $(if $(filter -%,$(firstword $(ARGS))),$(ARGS),$(foreach word,$(ARGS),$(if $(wildcard tests/$(word)),tests/$(word),$(word))))
 quick: $(STAMPS)/quick   ## tests that need no process, database server, chain or browser, two minutes (options: ARGS=web)

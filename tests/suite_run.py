@@ -1,12 +1,15 @@
-"""A pytest plugin: the files of one suite, the slowest first, and a report of the slowest at the end.
+"""A pytest plugin: the files of one suite, the slowest first, a report of the slowest at the end, and the end of a test that hangs.
 
 `durations.json` holds seconds of each file from the last run with `--write-durations` (`make durations`). A file that is not in it takes less than
 `LISTED_S`, or is new. Under xdist the files start in the order of these seconds, so that no worker ends with a long one alone.
 """
 
+import faulthandler
 import gc
 import json
 import logging
+import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Generator
@@ -22,6 +25,12 @@ from tests.suite import SUITES, TESTS, Suite, class_of, list_test_files
 DURATIONS = TESTS / "durations.json"
 LISTED_S = 0.5
 SHOWN = 20
+REPEAT_S = 15.0
+"""Between two alarms of a test that exceeds its timeout."""
+END_S = 120.0
+"""After the first alarm, until the process of the test ends."""
+STDERR = pytest.StashKey[int]()
+TIMEOUT = pytest.StashKey[Any]()
 PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"})
 
 
@@ -53,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # what collection makes stays to the end: a look for garbage during it doubles its time
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationReport(config), "duration-report")
+    config.stash[STDERR] = os.dup(2)  # a test that ends its process is captured
     if config.getoption("suite"):
         config.pluginmanager.register(ProcessRefusal(), "process-refusal")
 
@@ -98,6 +108,52 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
         root.handlers, root.level = handlers, level
         structlog.reset_defaults()
         structlog.contextvars.clear_contextvars()
+
+
+# ---- A test that hangs. One alarm is not enough: it raises in whatever runs at that moment. When that is a task beside the test, the event loop keeps the error
+# in that task, and the test waits for ever.
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
+    """The alarm repeats until the test ends. A test that swallows each of them, or waits outside Python, ends its process, with the stacks of its threads."""
+    is_set = yield
+    if settings.method == "signal":
+        signal.setitimer(signal.ITIMER_REAL, settings.timeout, REPEAT_S)
+    faulthandler.dump_traceback_later(settings.timeout + END_S, exit=True, file=item.config.stash[STDERR])
+    item.stash[TIMEOUT] = settings
+    return is_set
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_cancel_timer() -> Generator[None, object, object]:
+    faulthandler.cancel_dump_traceback_later()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, object, object]:
+    """No alarm during the report of a failure. The rest of the test has the whole time again."""
+    if call.excinfo is None or TIMEOUT not in item.stash:
+        return (yield)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        return (yield)
+    finally:
+        set_timer_again(item)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """The teardown has a timer too: pytest-timeout cancels that of a test that fails."""
+    if isinstance(node, pytest.Item) and TIMEOUT in node.stash and not node.config.getoption("usepdb"):
+        set_timer_again(node)
+
+
+def set_timer_again(item: pytest.Item) -> None:
+    item.config.hook.pytest_timeout_set_timer(item=item, settings=item.stash[TIMEOUT])
 
 
 @cache

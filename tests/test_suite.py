@@ -164,6 +164,28 @@ def test_every_draw_has_a_seed() -> None:
     assert found - set(DRAWN_BY) == set()
 
 
+SESSION_PROCESSES = "kit/session_processes.py"
+STARTS_A_PROCESS_OF_A_SESSION = re.compile(r"\b(?:run_postgres|async_playwright|Forkserver)\(")
+STARTED_BY = {
+    "kit/databases.py": "the function itself",
+    "system/browser/screenshots.py": "a program of its own",
+    "system/browser/shown_gateway.py": "for that program",
+    "system/transcripts/__main__.py": "a program of its own",
+    "system/transcripts/families.py": "gateways under the clock of the transcripts",
+}
+
+
+def test_the_processes_of_a_session_are_started_by_one_plugin() -> None:
+    """A fixture that a conftest imports is registered anew, and starts its process again."""
+    found = set()
+    for path in TESTS.rglob("*.py"):
+        text = path.read_text()
+        is_imported = re.search(r"^(?:from|import) tests\.kit\.session_processes", text, re.MULTILINE)
+        if is_imported or STARTS_A_PROCESS_OF_A_SESSION.search(text):
+            found.add(path.relative_to(TESTS).as_posix())
+    assert found == {SESSION_PROCESSES, *STARTED_BY}
+
+
 def test_the_durations_are_of_files_that_exist() -> None:
     durations = read_durations()
     assert set(durations) <= set(list_test_files())
@@ -186,6 +208,7 @@ tests.suite.TESTS = tests.suite_run.TESTS = pathlib.Path(__file__).parent
 tests.suite.CLASSES.clear()
 tests.suite.CLASSES.update({"test_a.py": "quick", "test_b.py": "test", "test_c.py": "all", "test_d.py": "check", "system/browser": "all"})
 tests.suite_run.DURATIONS = tests.suite_run.TESTS / "durations.json"
+tests.suite_run.REPEAT_S, tests.suite_run.END_S = 0.2, 5.0
 pytest_plugins = ("tests.suite_run",)
 """
 TEST = "def test_it(): pass\n"
@@ -212,7 +235,7 @@ def run_pytest(folder: Path, *options: str, **files: str) -> str:
         (folder / f"{name}.py").write_text(text)
     ran = subprocess.run(
         [
-            os.sys.executable,
+            sys.executable,
             "-m",
             "pytest",
             "-v",
@@ -292,6 +315,49 @@ def test_the_seed_of_the_property_tests_is_printed(tmp_path: Path) -> None:
     assert "seed of the property tests: --hypothesis-seed=7" in run_pytest(
         tmp_path, "--hypothesis-seed=7", test_a=TEST
     )
+
+
+LOSES_ITS_ALARM = """
+import asyncio
+async def test_it():
+    async def run():
+        while True: await asyncio.sleep(0)
+    running = [asyncio.create_task(run()) for _ in range(3)]
+    await asyncio.Event().wait()
+"""
+HANGS_AFTER_A_FAILURE = """
+import pytest, time
+@pytest.fixture
+def hanging():
+    yield
+    time.sleep(1000)
+def test_it(hanging): assert False, "the rule"
+"""
+SWALLOWS_ITS_ALARMS = """
+import time
+def test_it():
+    while True:
+        try: time.sleep(1000)
+        except BaseException: pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "failures"), [(LOSES_ITS_ALARM, ["Timeout"]), (HANGS_AFTER_A_FAILURE, ["the rule", "Timeout"])]
+)
+def test_a_test_that_hangs_fails(tmp_path: Path, text: str, failures: list[str]) -> None:
+    output = run_pytest(tmp_path, "--timeout=1", "-o", "asyncio_mode=auto", test_a=text)
+    assert all(failure in output for failure in failures)
+    assert output.endswith("\n1")
+
+
+def test_a_test_that_swallows_its_alarms_ends_its_worker_and_the_run(tmp_path: Path) -> None:
+    options = "-n1", "--dist=loadfile", "--max-worker-restart=0", "--timeout=1"
+    output = run_pytest(tmp_path, *options, test_a=SWALLOWS_ITS_ALARMS)
+    assert "worker 'gw0' crashed while running 'test_a.py::test_it'" in output
+    assert "in test_it" in output  # its stack
+    assert output.endswith("\n1")
+    assert "--max-worker-restart=0" in MAKEFILE
 
 
 # ---- What the documentation says of the commands.
