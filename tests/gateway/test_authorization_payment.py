@@ -31,7 +31,7 @@ def settle_wait_s() -> float:
     return 1.0
 
 
-WAITING = pytest.mark.parametrize("settle_wait_s", [30.0], ids=["waiting"])
+WAITING = pytest.mark.parametrize("settle_wait_s", [600.0], ids=["waiting"])
 """Of tests whose settlement is decided: on a busy machine that takes longer than the short wait."""
 
 

@@ -38,7 +38,7 @@ async def gateway(settle_wait_s: float) -> AsyncIterator[InProcessGateway]:
         yield small
 
 
-WAITING = pytest.mark.parametrize("settle_wait_s", [30.0], ids=["waiting"])
+WAITING = pytest.mark.parametrize("settle_wait_s", [600.0], ids=["waiting"])
 """Of tests whose settlement is decided: on a busy machine that takes longer than the short wait."""
 
 

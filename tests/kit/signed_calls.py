@@ -22,6 +22,8 @@ QUICK = {
 }
 SOON_DEAD = {"TEST_LIMIT_OWNER_LEASE_S": "10", "TEST_LIMIT_OWNER_RENEW_S": "0.1"}
 """Only where a gateway dies: on a busy machine one may well be silent for that long."""
+LONG_LIVED = {"TEST_LIMIT_OWNER_LEASE_S": "3600"}
+"""Where no gateway dies: a call is not sent once half of the lease is over, and the machine may pause for that long."""
 NO_TERMS = {(409, "idempotency_in_progress"), (409, "payment_already_used"), (503, "payment_outcome_unknown")}
 """What a repeat may hear as long as its money may move or has moved."""
 

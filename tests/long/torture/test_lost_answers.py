@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from sqlalchemy import update
 from tests.kit.gateway_cluster import PRICE_UNITS, plain
 from tests.kit.gateway_process import poll
 from tests.kit.scripted_upstream import ScriptedUpstream, run_scripted_upstream
-from tests.kit.signed_calls import QUICK, PaidListing
+from tests.kit.signed_calls import LONG_LIVED, QUICK, PaidListing
 from tollway.storage.engine.database import connect_database
 from tollway.storage.ledger.ledger_tables import call_table
 
@@ -28,6 +29,8 @@ pytestmark = [
 LOSSES = ("silent", "stall", "reset", "half", "close")
 """How an answer gets lost; the first two take as long as the listing lets its upstream take."""
 TIMEOUT_S = 1
+PATIENT_S = 300
+"""The two deadlines of a listing: while responses are lost, and from then on, so that no pause of the machine loses another one."""
 CROWD = 20
 DAY_MS = 24 * 3600 * 1000
 UNHURRIED = {"TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120"}
@@ -47,6 +50,21 @@ class Harness:
     @property
     def gateways(self) -> list[Any]:
         return self.stall.gateways
+
+    async def wait_longer(self) -> None:
+        """From now on both gateways wait longer for the upstream than any machine pauses."""
+        cluster, api_id = self.cluster, self.stall.api_id
+        draft = cluster.draft(endpoint=self.upstream.base_url, timeoutSeconds=PATIENT_S)
+        path = f"/apis/{api_id}"
+        changed = await cluster.control(self.gateways[0], self.stall.provider, "PUT", path, draft)
+        assert changed.status == 200, changed.body
+
+        async def is_known(gateway: Any) -> bool:
+            shown = await cluster.control(gateway, self.stall.provider, "GET", path)
+            return bool(shown.json["timeoutSeconds"] == PATIENT_S)
+
+        for gateway in self.gateways:
+            await poll(partial(is_known, gateway), what="the longer deadline")
 
     async def make_calls(self, rail: str, count: int, **options: Any) -> "list[Lost]":
         payers = await self.cluster.wallets(count)
@@ -157,19 +175,31 @@ class Lost:
         await self.check_refused(await self.send(path="/echo/other"), call_id, "charged")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    gateways: list[Any]
+    upstream: ScriptedUpstream
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def harness(cluster: Any) -> AsyncIterator[Harness]:
+async def stage(cluster: Any) -> AsyncIterator[Stage]:
     (gas,) = await cluster.wallets(1)
-    settings = {**QUICK, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key, **UNHURRIED}
+    settings = {**QUICK, **LONG_LIVED, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key, **UNHURRIED}
     url = await cluster.make_postgres()
     async with (
         run_scripted_upstream() as upstream,
         cluster.gateways(2, database_url=url, settings=settings) as gateways,
     ):
-        stall = await PaidListing.open(
-            cluster, gateways, endpoint=upstream.base_url, timeoutSeconds=TIMEOUT_S
-        )
-        yield Harness(cluster=cluster, upstream=upstream, stall=stall)
+        yield Stage(gateways=gateways, upstream=upstream)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def harness(cluster: Any, stage: Stage) -> Harness:
+    """With a listing of its own."""
+    stall = await PaidListing.open(
+        cluster, stage.gateways, endpoint=stage.upstream.base_url, timeoutSeconds=TIMEOUT_S
+    )
+    return Harness(cluster=cluster, upstream=stage.upstream, stall=stall)
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
@@ -177,15 +207,14 @@ async def test_a_safe_request_runs_again_under_its_claim(harness: Harness, tortu
     losses = LOSSES * torture.pick(short=1, long=4)
     calls = await harness.make_calls(rail, len(losses))
 
-    async def suffer(call: Lost) -> None:
-        call_id = await call.lose()
+    async def suffer(call: Lost, call_id: str) -> None:
         await call.check_held(call_id)
         again = await call.send(1)
         assert (again.status, again.state) == (200, "charged"), again.body
         assert (again.headers["Tollway-Call-Id"], call.seen) == (call_id, 2)
         await call.check_charged_once(call_id)
 
-    await _suffer(calls, losses, suffer)
+    await _suffer(harness, calls, losses, suffer)
     await harness.check_ledger()
     torture.tell(lost=len(calls), served_again=len(calls))
 
@@ -197,8 +226,7 @@ async def test_an_unsafe_request_does_not_run_again_and_its_provider_decides(
     losses = LOSSES * torture.pick(short=1, long=4)
     calls = await harness.make_calls(rail, len(losses), method="POST")
 
-    async def suffer(call: Lost) -> None:
-        call_id = await call.lose()
+    async def suffer(call: Lost, call_id: str) -> None:
         await call.check_held(call_id)
         for at in (0, 1):
             await call.check_refused(await call.send(at), call_id, "held")
@@ -218,7 +246,7 @@ async def test_an_unsafe_request_does_not_run_again_and_its_provider_decides(
         other = await call.send(1, path="/echo/other")
         assert (other.status, other.state) == (200, "charged"), other.body
 
-    await _suffer(calls, losses, suffer)
+    await _suffer(harness, calls, losses, suffer)
     await harness.check_ledger()
     torture.tell(lost=len(calls), served_again=0)
 
@@ -230,8 +258,7 @@ async def test_under_a_key_twenty_repeats_at_two_gateways_have_one_outcome(
     losses = torture.pick(short=("reset", "silent"), long=LOSSES * 2)
     calls = await harness.make_calls(rail, len(losses), method="POST", key="order")
 
-    async def suffer(call: Lost) -> None:
-        call_id = await call.lose()
+    async def suffer(call: Lost, call_id: str) -> None:
         await call.check_held(call_id)
         replies = await asyncio.gather(*(call.send(number % 2) for number in range(CROWD)))
         assert call.seen == 2, "the one that was lost, and one more"
@@ -247,7 +274,7 @@ async def test_under_a_key_twenty_repeats_at_two_gateways_have_one_outcome(
         assert call.seen == 2
         await call.check_charged_once(call_id)
 
-    await _suffer(calls, losses, suffer)
+    await _suffer(harness, calls, losses, suffer)
     await harness.check_ledger()
     torture.tell(lost=len(calls), repeats=2 * CROWD * len(calls), outcomes=len(calls))
 
@@ -263,6 +290,7 @@ async def test_a_request_is_sent_three_times_at_most_and_then_held_for_a_day(
     for at in (1, 0):
         await call.check_refused(await call.send(at), call_id, "held")
     assert call.seen == 3
+    await harness.wait_longer()
     await harness.let_a_day_go_by(call_id)
 
     async def is_released() -> bool:
@@ -280,7 +308,11 @@ def _is_replayed(reply: Any) -> bool:
     return reply.status == 200 and reply.headers.get("Idempotency-Replayed") == "true"
 
 
-async def _suffer(calls: list[Lost], losses: Any, suffer: Any) -> None:
+async def _suffer(harness: Harness, calls: list[Lost], losses: Any, suffer: Any) -> None:
+    """Loses the response of every call; then `suffer` gets each of them with its id."""
+    lost = [replace(call, loss=loss) for call, loss in zip(calls, losses, strict=True)]
+    call_ids = await asyncio.gather(*(call.lose() for call in lost))
+    await harness.wait_longer()
     async with asyncio.TaskGroup() as group:
-        for call, loss in zip(calls, losses, strict=True):
-            group.create_task(suffer(replace(call, loss=loss)))
+        for call, call_id in zip(lost, call_ids, strict=True):
+            group.create_task(suffer(call, call_id))

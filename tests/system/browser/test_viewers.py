@@ -32,11 +32,13 @@ FILTERS = (
 
 async def use_apis(cluster: Any, gateway: Any, provider: FundedAccount, agent: FundedAccount) -> str:
     """Calls in every state that the agent pays, one of them held."""
-    api_id = str(await cluster.publish(gateway, provider, name="Any path", timeoutSeconds=1))
+    draft = cluster.draft(name="Any path")
+    api_id = str(await cluster.publish(gateway, provider, **draft))
     paid = plain(agent, await cluster.send_tokens(agent, provider.address, 100_000))
     for path in CALLS:
         await cluster.call(gateway, api_id, path, headers=paid)
-    held = await cluster.call(gateway, api_id, "/slow?seconds=9", headers=paid)
+    await cluster.control(gateway, provider, "PUT", f"/apis/{api_id}", {**draft, "timeoutSeconds": 1})
+    held = await cluster.call(gateway, api_id, "/slow?seconds=60", headers=paid)
     assert held.state == "held", held.body
     return api_id
 

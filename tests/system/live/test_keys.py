@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.kit.gateway_cluster import PRICE_UNITS, bound, plain
-from tests.kit.signed_calls import QUICK, PaidListing
+from tests.kit.signed_calls import LONG_LIVED, QUICK, PaidListing
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 
@@ -25,7 +25,7 @@ async def stall(cluster: Any) -> Any:
         gas = await cluster.wallet()
         options = {
             "database_url": await cluster.make_postgres(),
-            "settings": {**QUICK, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key},
+            "settings": {**QUICK, **LONG_LIVED, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key},
         }
         first = await stack.enter_async_context(cluster.gateway(**options))
         second = cluster.gateway(**options, public_url=first.public_url)

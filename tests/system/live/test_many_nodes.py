@@ -1,5 +1,5 @@
 """Several gateways on one PostgreSQL serve as one gateway: a call that began at one continues at another, a change
-reaches all within a second, and another gateway takes over the duties of a leader."""
+reaches all (within a second: `storage/catalog/test_catalog_store_cache.py`, on a clock of its own), and another gateway takes over the duties of a leader."""
 
 import json
 from collections.abc import AsyncIterator
@@ -18,7 +18,6 @@ from tests.kit.signed_calls import QUICK
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 
-"""Of a busy machine; the second itself is held by `storage/catalog/test_catalog_store_cache.py`, on a clock of its own."""
 DUTIES = ("sweeper", "watcher", "reputation", "webhooks")
 
 
@@ -76,16 +75,17 @@ async def test_a_bound_signature_counts_once_whichever_gateway_sees_it(pair: Pai
 
 async def test_a_call_without_a_response_at_one_gateway_runs_under_its_claim_at_the_other(pair: Pair) -> None:
     """Without an idempotency key, and although the other gateway has the payment in memory."""
-    cluster, path = pair.cluster, "/slow?seconds=5"
+    cluster, path = pair.cluster, "/slow?seconds=60"
     caller = await cluster.wallet()
-    api_id = await cluster.publish(pair.one, pair.provider, timeoutSeconds=1)
+    api_id = await cluster.publish(pair.one, pair.provider)
+    slow_id = await cluster.publish(pair.one, pair.provider, timeoutSeconds=1)
     tx_hash = await cluster.send_tokens(caller, pair.provider.address, 5 * PRICE_UNITS)
     headers = plain(caller, tx_hash)
     for gateway in (pair.two, pair.two, pair.one):
         assert (await cluster.call(gateway, api_id, "/echo/known", headers=headers)).status == 200
     seen = cluster.provider.count("/slow")
-    lost = await cluster.call(pair.one, api_id, path, headers=headers)
-    again = await cluster.call(pair.two, api_id, path, headers=headers)
+    lost = await cluster.call(pair.one, slow_id, path, headers=headers)
+    again = await cluster.call(pair.two, slow_id, path, headers=headers)
     for reply in (lost, again):
         assert (reply.status, reply.code, reply.state) == (504, "upstream_timeout", "held"), reply.body
     assert again.json["callId"] == lost.json["callId"]

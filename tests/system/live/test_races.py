@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.kit.gateway_cluster import PRICE_UNITS, bound, plain
+from tests.kit.signed_calls import LONG_LIVED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -62,10 +63,10 @@ class Harness:
 async def harness(request: pytest.FixtureRequest, cluster: Any) -> Any:
     url = None if request.param == "sqlite" else await cluster.make_postgres()
     async with contextlib.AsyncExitStack() as stack:
-        first = await stack.enter_async_context(cluster.gateway(database_url=url))
+        first = await stack.enter_async_context(cluster.gateway(database_url=url, settings=LONG_LIVED))
         gateways = [first]
         if request.param.startswith("two"):
-            second = cluster.gateway(database_url=url, public_url=first.public_url)
+            second = cluster.gateway(database_url=url, public_url=first.public_url, settings=LONG_LIVED)
             gateways.append(await stack.enter_async_context(second))
         provider = await cluster.wallet()
         api_id = await cluster.publish(first, provider)

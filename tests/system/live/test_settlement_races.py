@@ -20,6 +20,7 @@ from tests.kit.authorization_payer import V2, AuthorizationPayer, Quote, undress
 from tests.kit.gateway_cluster import PRICE_UNITS, plain
 from tests.kit.gateway_process import poll
 from tests.kit.signed_calls import (
+    LONG_LIVED,
     NO_TERMS,
     QUICK,
     PaidListing,
@@ -79,6 +80,7 @@ async def harness(request: pytest.FixtureRequest, cluster: Any) -> Any:
         "database_url": url,
         "settings": {
             **QUICK,
+            **LONG_LIVED,
             "TOLLWAY_GAS_KEYS_SANDBOX": ",".join(key.private_key for key in gas),
             "TOLLWAY_LIMIT_RPC_DEADLINE_S": "15",  # long, because fifty callers and their node may share one core
         },

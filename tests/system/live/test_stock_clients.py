@@ -22,6 +22,7 @@ import pytest
 import pytest_asyncio
 
 from tests.kit.gateway_cluster import API, PRICE_UNITS, plain
+from tests.kit.signed_calls import LONG_LIVED
 from tollway.ids import Address, TxHash, keccak256
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -109,7 +110,9 @@ async def harness(cluster: Any) -> AsyncIterator[Harness]:
     async with contextlib.AsyncExitStack() as stack:
         tap = await stack.enter_async_context(stock.run_wiretap(cluster.session))
         gateway = await stack.enter_async_context(
-            cluster.gateway(public_url=tap.url, settings={"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key})
+            cluster.gateway(
+                public_url=tap.url, settings={**LONG_LIVED, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
+            )
         )
         tap.upstream = gateway.base_url
         provider = await cluster.wallet()
