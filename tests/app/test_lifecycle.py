@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
@@ -21,6 +20,7 @@ from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.ledger_records import NOW_MS, PAYER, claim_on, new_payment
 from tests.kit.listings import sample_listing
+from tests.kit.threaded_server import serve_in_thread
 from tests.kit.upstream import plain, run_upstream, say_nothing, until
 from tollway.app.lifecycle import DEBUG_S, App, run
 from tollway.app.runtime import now_ms
@@ -409,17 +409,14 @@ class Node(BaseHTTPRequestHandler):
 
 
 async def test_refuses_to_start_on_a_node_of_another_chain(tmp_path: Path) -> None:
-    with HTTPServer(("127.0.0.1", 0), Node) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            with pytest.raises(SettingsInvalid, match="networks: node 1 of eip155:84532") as refused:
-                await App(
-                    settings(tmp_path, RPC_SANDBOX=f"http://127.0.0.1:{server.server_port}/secret")
-                ).__aenter__()
-        finally:
-            server.shutdown()
-            thread.join()
+    server = HTTPServer(("127.0.0.1", 0), Node)
+    with (
+        serve_in_thread(server),
+        pytest.raises(SettingsInvalid, match="networks: node 1 of eip155:84532") as refused,
+    ):
+        await App(
+            settings(tmp_path, RPC_SANDBOX=f"http://127.0.0.1:{server.server_port}/secret")
+        ).__aenter__()
     assert "secret" not in str(refused.value)
 
 

@@ -1,13 +1,13 @@
 """Traces as spans of OpenTelemetry, with its exporter in memory; and a collector over HTTP."""
 
 import http.server
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from tests.kit.threaded_server import serve_in_thread
 from tests.observability.test_call_trace import SAMPLED, Sink, make_sampler
 from tollway.app.otlp import OtlpExporter, connect_collector
 from tollway.observability.call_trace import FinishedTrace
@@ -77,11 +77,5 @@ def run_collector(status: int) -> Iterator[tuple[str, list[bytes]]]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with serve_in_thread(server):
         yield f"http://127.0.0.1:{server.server_address[1]}", bodies
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -2,13 +2,13 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.kit.threaded_server import serve_in_thread
 from tollway.cli.main import make_app
 from tollway.client import create_key_file
 from tollway.ids import keccak256
@@ -209,12 +209,8 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def gateway():
     gateway = FakeGateway()
-    thread = threading.Thread(target=gateway.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield gateway
-    gateway.shutdown()
-    thread.join()
-    gateway.server_close()
+    with serve_in_thread(gateway):
+        yield gateway
 
 
 @pytest.fixture

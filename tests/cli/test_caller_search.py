@@ -1,7 +1,6 @@
 """`tollway search` and `tollway show`: tables on a terminal, JSON for programs. Neither needs a key."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from tests.kit.threaded_server import serve_in_thread
 from tollway.cli.main import make_app
 
 LISTED = {
@@ -75,12 +75,8 @@ class RegistryHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def registry() -> Iterator[Registry]:
     registry = Registry()
-    thread = threading.Thread(target=registry.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield registry
-    registry.shutdown()
-    thread.join()
-    registry.server_close()
+    with serve_in_thread(registry):
+        yield registry
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import pty
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tollway
+from tests.kit.threaded_server import serve_in_thread
 from tollway.sandbox.anvil_binary import AnvilPackage, cached_binary, name_platform
 
 DEADLINE_S = 60
@@ -48,12 +48,9 @@ class WrongRegistryHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def registry() -> Iterator[WrongRegistry]:
-    with WrongRegistry() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    server = WrongRegistry()
+    with serve_in_thread(server):
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

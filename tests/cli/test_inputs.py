@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
+from tests.kit.threaded_server import serve_in_thread
 from tollway.cli.inputs import has_key, read_content, read_draft, read_headers, read_nodes, read_wallet
 from tollway.client.errors import NodeUnreachable
 
@@ -29,14 +29,9 @@ def node(answer: bytes) -> Iterator[str]:
 
         def log_message(self, *args: object) -> None: ...
 
-    with HTTPServer(("127.0.0.1", 0), Node) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    server = HTTPServer(("127.0.0.1", 0), Node)
+    with serve_in_thread(server):
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def test_a_node_without_a_chain_id_is_asked_for_it() -> None:

@@ -1,7 +1,6 @@
 """The output on a real terminal while a gateway, a provider and a node send escape sequences in every field."""
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from tests.kit.call_io import build_transfer
 from tests.kit.terminal import run_commands
+from tests.kit.threaded_server import serve_in_thread
 from tollway.client import Wallet, create_key_file
 from tollway.client.call_io import TransferState
 from tollway.client.store import PaymentStore
@@ -116,12 +116,8 @@ def _listing() -> dict[str, object]:
 @pytest.fixture
 def gateway() -> Iterator[Liar]:
     liar = Liar()
-    thread = threading.Thread(target=liar.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield liar
-    liar.shutdown()
-    thread.join()
-    liar.server_close()
+    with serve_in_thread(liar):
+        yield liar
 
 
 def _store_odd_payment(path: Path, wallet: Wallet) -> None:

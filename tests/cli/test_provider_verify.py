@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.kit.threaded_server import serve_in_thread
 from tollway.cli.main import make_app
 from tollway.cli.provider import describe_ownership
 from tollway.client import create_key_file
@@ -77,12 +77,8 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def gateway() -> Iterator[Gateway]:
     gateway = Gateway()
-    thread = Thread(target=gateway.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield gateway
-    gateway.shutdown()
-    thread.join()
-    gateway.server_close()
+    with serve_in_thread(gateway):
+        yield gateway
 
 
 PATH = "/api/v2/apis/api_1/ownership"

@@ -2,11 +2,11 @@
 
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
 
 from tests.kit.receipts import CALL_RECEIPT, DID_DOCUMENT, SIGNER, signed_receipt
+from tests.kit.threaded_server import serve_in_thread
 from tollway.cli.receipt import format_amount, format_second
 from tollway.identity.did_document import describe_signers, key_id
 from tollway.ids import Address
@@ -108,12 +108,8 @@ def site():
     server.seen, server.authority = [], f"127.0.0.1:{server.server_address[1]}"
     document = describe_signers(authority=server.authority, signers=[SIGNER.address])
     server.answer = (200, json.dumps(document).encode())
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve_in_thread(server):
+        yield server
 
 
 def receipt_of(authority):

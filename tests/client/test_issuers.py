@@ -2,7 +2,6 @@
 
 import ipaddress
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
+from tests.kit.threaded_server import serve_in_thread
 from tollway.cli import doctor, inputs, operator
 from tollway.cli.main import make_app
 from tollway.client import AsyncTollwayClient, GatewayUnreachable, IssuersUnusable, TollwayClient
@@ -84,12 +84,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PrivateS
     context.load_cert_chain(tmp_path / "server.pem")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield PrivateServer(url=f"https://127.0.0.1:{server.server_address[1]}", issuer=tmp_path / "issuer.pem")
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve_in_thread(server):
+        yield PrivateServer(
+            url=f"https://127.0.0.1:{server.server_address[1]}", issuer=tmp_path / "issuer.pem"
+        )
 
 
 def search(url: str, **env: str) -> tuple[int, str]:

@@ -1,7 +1,6 @@
 """The provider's verifier: accepts calls that the gateway signed for the provider's listings, refuses all others with a reason."""
 
 import base64
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
@@ -12,6 +11,7 @@ import httpx
 import pytest
 from pydantic_core import to_json
 
+from tests.kit.threaded_server import serve_in_thread
 from tollway.client.provider import (
     CLOCK_SLACK_S,
     VALID_S_MAX,
@@ -534,18 +534,11 @@ def test_the_example_in_the_documentation_runs_and_refuses_strangers() -> None:
     authority = f"127.0.0.1:{server.server_port}"
     example["Api"].log_message = lambda *told: None
     example["verifier"] = open_harness(endpoint=f"http://{authority}/v1").verifier
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        with httpx.Client(base_url=f"http://{authority}", trust_env=False) as http:
-            headers = sign(authority=authority)
-            served = http.post(TARGET, content=BODY, headers=headers)
-            again = http.post(TARGET, content=BODY, headers=headers)
-            stranger = http.post(TARGET, content=BODY)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serve_in_thread(server), httpx.Client(base_url=f"http://{authority}", trust_env=False) as http:
+        headers = sign(authority=authority)
+        served = http.post(TARGET, content=BODY, headers=headers)
+        again = http.post(TARGET, content=BODY, headers=headers)
+        stranger = http.post(TARGET, content=BODY)
     assert (served.status_code, served.headers["x-served"]) == (204, f"call_1 of {PAYER}")
     assert (again.status_code, stranger.status_code) == (401, 401)
     assert (again.reason_phrase, stranger.reason_phrase) == ("replayed", "signature_missing")

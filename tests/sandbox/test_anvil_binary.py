@@ -4,13 +4,13 @@ import hashlib
 import io
 import json
 import tarfile
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.kit.threaded_server import serve_in_thread
 from tollway.sandbox.anvil_binary import (
     DEFAULT_REGISTRY,
     AnvilMissing,
@@ -83,12 +83,9 @@ class RegistryHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    with Registry() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    server = Registry()
+    with serve_in_thread(server):
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_the_table_has_the_digests_of_the_lock_file() -> None:

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import html
 import http.server
-import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route
 
+from tests.kit.threaded_server import serve_in_thread
 from tests.system.browser.watched_page import WatchedPage, watch_page
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
@@ -175,14 +175,8 @@ def embedding_url() -> Iterator[str]:
             """Writes no log."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Embedding)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serve_in_thread(server):
         yield f"http://127.0.0.1:{server.server_address[1]}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize(
