@@ -1,7 +1,8 @@
 """Pages of calls and listings find their rows by an index, in the order of the page, on both databases."""
 
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, insert
 
 from tests.kit.call_rows import call_record_row, insert_calls
+from tests.kit.databases import create_database, database_url, drop_database, open_database, run_in_thread
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, new_payment
 from tests.kit.listings import sample_listing
 from tests.kit.query_plans import read_plans, settle_down
@@ -34,6 +36,8 @@ from tollway.storage.ledger.payments import insert_payment, unfinal_query
 pytestmark = pytest.mark.dialects
 
 CALLS, LISTINGS = 3_000, 1_500
+FILLED_AT_ONCE = 250
+DIALECTS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
 OTHER = Address(b"\x0c" * 20)
 STATES = {0: ("released", 503), 1: ("consumed", 404), 2: ("unknown", None), 3: ("forwarding", None)}
 
@@ -66,14 +70,47 @@ def call_rows() -> list[dict[str, Any]]:
     return rows + [call_record_row(number, **others) for number in range(CALLS, 2 * CALLS)]
 
 
-@pytest.fixture
-async def of_calls(database: Database, request: pytest.FixtureRequest) -> Database:
-    def fill(connection: Connection) -> None:
-        insert_calls(connection, call_rows())
+Fill = Callable[[Database], Awaitable[None]]
 
-    await database.write(fill, is_long=True)
-    await settle_down(request, database)
-    return database
+
+def make_filled(request: pytest.FixtureRequest, name: str, fill: Fill) -> Iterator[str]:
+    """The URL of a database that all tests of this file read, and none writes."""
+
+    async def run() -> None:
+        async with open_database(url) as database:
+            await fill(database)
+        await settle_down(url)
+
+    if request.param == "sqlite":
+        path = request.getfixturevalue("tmp_path_factory").mktemp(name) / "filled.sqlite3"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        url = f"sqlite:///{path}"
+        run_in_thread(run())
+        yield url
+        return
+    server = request.getfixturevalue("postgres_server")
+    url = database_url(server, name)
+    run_in_thread(create_database(server, name, template=request.getfixturevalue("postgres_template")))
+    run_in_thread(run())
+    yield url
+    run_in_thread(drop_database(server, name))
+
+
+@pytest.fixture(scope="module", params=DIALECTS)
+def calls_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    async def fill(database: Database) -> None:
+        rows = call_rows()
+        for first in range(0, len(rows), FILLED_AT_ONCE):
+            part = rows[first : first + FILLED_AT_ONCE]
+            await database.write(partial(insert_calls, rows=part), is_long=True)
+
+    yield from make_filled(request, "plans_of_calls", fill)
+
+
+@pytest.fixture
+async def of_calls(calls_url: str) -> AsyncIterator[Database]:
+    async with open_database(calls_url) as database:
+        yield database
 
 
 # what is asked -> on SQLite and on PostgreSQL, the search of the page
@@ -134,11 +171,11 @@ async def test_the_total_of_a_wallet_is_kept_and_filtered_ones_are_counted_in_in
                 ), plan
 
 
-@pytest.fixture
-async def of_listings(database: Database, request: pytest.FixtureRequest) -> Database:
+@pytest.fixture(scope="module", params=DIALECTS)
+def listings_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Half of the listings have one tag and one network, one in a hundred has another; the same for words."""
 
-    def fill(connection: Connection) -> None:
+    def write(connection: Connection) -> None:
         for number in range(1, LISTINGS + 1):
             is_rare = number % 100 == 0
             one = sample_listing(
@@ -175,9 +212,13 @@ async def of_listings(database: Database, request: pytest.FixtureRequest) -> Dat
         connection.execute(insert(ownership_table), owned)
         connection.execute(total_table.update().values(shown=LISTINGS))
 
-    await database.write(fill)
-    await settle_down(request, database)
-    return database
+    yield from make_filled(request, "plans_of_listings", lambda database: database.write(write, is_long=True))
+
+
+@pytest.fixture
+async def of_listings(listings_url: str) -> AsyncIterator[Database]:
+    async with open_database(listings_url) as database:
+        yield database
 
 
 async def test_due_proofs_and_the_holder_of_an_origin_are_found_by_their_index(
@@ -312,7 +353,7 @@ async def test_a_large_measured_set_is_walked_by_age(
 
 
 async def test_what_a_wallet_has_spent_before_it_is_final_is_summed_by_one_index(
-    database: Database, request: pytest.FixtureRequest
+    database: Database, url: str
 ) -> None:
     """Most payments of each wallet are final; a claim with a maximum reads those of its wallet that are not."""
 
@@ -323,7 +364,7 @@ async def test_what_a_wallet_has_spent_before_it_is_final_is_summed_by_one_index
             insert_payment(connection, new, NOW_MS)
 
     await database.write(fill)
-    await settle_down(request, database)
+    await settle_down(url)
     (plan,) = await read_plans(database, methodcaller("execute", unfinal_query(), {"payers": [PAYER]}))
     assert "ix_payment_unfinal_payer" in plan, plan
     assert "Seq Scan" not in plan, plan

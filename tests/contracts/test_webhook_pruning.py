@@ -134,14 +134,14 @@ async def test_two_that_delete_the_last_deliveries_of_an_event_delete_the_event(
 SETTLED = ((DELIVERIES, "ix_webhook_delivery_settled"), (MESSAGES, "ix_webhook_message_settled"))
 
 
-async def test_pruning_reads_an_index(database: Database, request: pytest.FixtureRequest) -> None:
+async def test_pruning_reads_an_index(database: Database, url: str) -> None:
     await fill(
         database,
         rows_of("delivered", ROWS, at_ms=OLD_MS, first=10_000),
         rows_of("dead", ROWS, at_ms=OLD_MS, first=20_000),
         rows_of("pending", 100, at_ms=OLD_MS, first=30_000),
     )
-    await settle_down(request, database)
+    await settle_down(url)
 
     def work(connection: Connection, rows: Prunable, settled: str, state: DeliveryState) -> None:
         as_if_large(connection)

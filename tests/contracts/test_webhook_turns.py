@@ -325,9 +325,9 @@ QUERIES: dict[str, tuple[Callable[[Connection], Any], str]] = {
 }  # fmt: skip
 
 
-async def test_the_sender_reads_indexes(database: Database, request: pytest.FixtureRequest) -> None:
+async def test_the_sender_reads_indexes(database: Database, url: str) -> None:
     await fill(database)
-    await settle_down(request, database)
+    await settle_down(url)
 
     def explain(connection: Connection, work: Callable[[Connection], Any]) -> list[str]:
         as_if_large(connection)

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import asyncpg
-import pytest
 from sqlalchemy import Connection, event, text
 
+from tests.kit.databases import execute_sql
 from tollway.storage.engine.database import Database
 
 
@@ -28,12 +27,10 @@ def plans_of(connection: Connection, work: Callable[[Connection], object]) -> li
     ]
 
 
-async def settle_down(request: pytest.FixtureRequest, database: Database) -> None:
-    """Updates the statistics of PostgreSQL and its visibility map."""
-    if database.dialect == "postgresql":
-        connection = await asyncpg.connect(request.getfixturevalue("postgres_url"))
-        await connection.execute("VACUUM ANALYZE")
-        await connection.close()
+async def settle_down(url: str) -> None:
+    """Updates the statistics of a PostgreSQL database and its visibility map."""
+    if url.startswith("postgresql"):
+        await execute_sql(url, "VACUUM ANALYZE")
 
 
 def as_if_large(connection: Connection) -> None:
