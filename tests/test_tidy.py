@@ -86,7 +86,7 @@ SHORT_FILES: dict[str, str] = {
 }
 """File of less than 60 lines -> why it is an idea of its own."""
 
-PURE_COUNT = 75
+PURE_COUNT = 76
 """How many modules the contract of pure modules lists: one that is joined with another stays pure."""
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {

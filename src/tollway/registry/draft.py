@@ -6,7 +6,7 @@ checks whether the endpoint answers.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationInfo
@@ -21,6 +21,7 @@ from tollway.registry.listing import (
     ChargeOn,
     ForwardSignature,
     Listing,
+    ListingMembers,
     Operation,
     RateLimit,
     UpstreamAuth,
@@ -28,6 +29,7 @@ from tollway.registry.listing import (
     moves_secret,
     payable_assets,
 )
+from tollway.registry.listing_fields import FIELDS
 from tollway.registry.openapi import DOCUMENT_OPERATIONS_MAX, count_operations
 from tollway.registry.paths import find_path_fault, path_shape
 from tollway.registry.text import find_refused_character
@@ -97,34 +99,14 @@ class DraftRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(ListingMembers):
     """A valid body. `pay_to` None: the provider's own wallet.
 
     `is_document_wanted`: the body has `openapi_url` and no document, so the caller must fetch the document.
     """
 
-    name: str
-    description: str
-    endpoint: str
-    price: Price
-    currency: str
     pay_to: Address | None
-    networks: tuple[ChainId, ...]
-    methods: tuple[str, ...]
-    tags: tuple[str, ...]
-    operations: tuple[Operation, ...]
-    other_paths: Literal["serve", "refuse"]
-    charge_on: ChargeOn
-    timeout_s: int
-    forward_headers: tuple[str, ...]
-    upstream_auth: UpstreamAuth | None
-    openapi: Mapping[str, Any] | None = field(repr=False)
-    openapi_url: str | None
     is_document_wanted: bool
-    signature: Literal["any", "bound"]
-    rate_limit: RateLimit | None
-    status: Literal["active", "paused"]
-    forward_signature: ForwardSignature
 
 
 def parse_draft(
@@ -203,30 +185,11 @@ def _to_listing(
     updated_ms: int,
     revision: int,
 ) -> Listing:
+    members = {field.attribute: getattr(draft, field.attribute) for field in FIELDS}
     return Listing(
         id=listing_id,
         provider=provider,
-        name=draft.name,
-        description=draft.description,
-        endpoint=draft.endpoint,
-        price=draft.price,
-        currency=draft.currency,
-        pay_to=draft.pay_to or provider,
-        networks=draft.networks,
-        methods=draft.methods,
-        tags=draft.tags,
-        operations=draft.operations,
-        other_paths=draft.other_paths,
-        charge_on=draft.charge_on,
-        timeout_s=draft.timeout_s,
-        forward_headers=draft.forward_headers,
-        upstream_auth=draft.upstream_auth,
-        openapi=draft.openapi,
-        openapi_url=draft.openapi_url,
-        signature=draft.signature,
-        rate_limit=draft.rate_limit,
-        status=draft.status,
-        forward_signature=draft.forward_signature,
+        **{**members, "pay_to": draft.pay_to or provider},
         created_ms=created_ms,
         updated_ms=updated_ms,
         revision=revision,
@@ -495,14 +458,14 @@ def _check_document_url(url: str) -> str:
 
 
 class ListingBody(RequestModel):
-    """The members of a create and of an update, in the order of their errors."""
+    """The members of a create and of an update, in the order of their errors. Their names are those of `ListingMembers`."""
 
     name: Annotated[
         str, Strict(), Field(min_length=1, max_length=NAME_LENGTH_MAX), AfterValidator(_check_name)
     ]
     currency: Annotated[str, PlainValidator(_read_currency)]
     networks: Annotated[tuple[ChainId, ...], PlainValidator(_read_networks)] = ()  # empty: the default ones
-    price_per_request: Annotated[Price, PlainValidator(_read_price)]
+    price: Annotated[Price, PlainValidator(_read_price), Field(alias="pricePerRequest")]
     endpoint: Annotated[
         str, Strict(), Field(min_length=1, max_length=URL_LENGTH_MAX), AfterValidator(_check_endpoint)
     ]
@@ -516,7 +479,9 @@ class ListingBody(RequestModel):
     tags: Annotated[tuple[str, ...], PlainValidator(_read_tags)] = ()
     other_paths: Literal["serve", "refuse"] = "serve"
     charge_on: ChargeOn = ChargeOn.SUCCESS
-    timeout_seconds: Annotated[int, Strict(), AfterValidator(in_range(1, TIMEOUT_S_MAX))] = TIMEOUT_S_DEFAULT
+    timeout_s: Annotated[
+        int, Strict(), AfterValidator(in_range(1, TIMEOUT_S_MAX)), Field(alias="timeoutSeconds")
+    ] = TIMEOUT_S_DEFAULT
     upstream_auth: Annotated[UpstreamAuth | None, PlainValidator(_read_upstream_auth)] = None
     openapi: Annotated[Mapping[str, Any] | None, PlainValidator(_read_openapi)] = None
     openapi_url: (
@@ -564,37 +529,12 @@ def _is_document_wanted(body: Mapping[str, Any]) -> bool:
 
 
 def _to_draft(body: ListingBody, rules: DraftRules, previous: Listing | None) -> Draft:
-    upstream_auth, openapi, openapi_url = body.upstream_auth, body.openapi, body.openapi_url
-    is_document_wanted = openapi_url is not None and openapi is None
+    members = {field.attribute: getattr(body, field.attribute) for field in FIELDS}
     if previous is not None:
-        given = body.model_fields_set
-        upstream_auth = upstream_auth if "upstream_auth" in given else previous.upstream_auth
-        openapi = openapi if "openapi" in given else previous.openapi
-        openapi_url = openapi_url if "openapi_url" in given else previous.openapi_url
-    return Draft(
-        name=body.name,
-        description=body.description,
-        endpoint=body.endpoint,
-        price=body.price_per_request,
-        currency=body.currency,
-        pay_to=body.pay_to,
-        networks=body.networks or rules.default_networks(body.currency),
-        methods=body.methods,
-        tags=body.tags,
-        operations=body.operations,
-        other_paths=body.other_paths,
-        charge_on=body.charge_on,
-        timeout_s=body.timeout_seconds,
-        forward_headers=body.forward_headers,
-        upstream_auth=upstream_auth,
-        openapi=openapi,
-        openapi_url=openapi_url,
-        is_document_wanted=is_document_wanted,
-        signature=body.signature,
-        rate_limit=body.rate_limit,
-        status=body.status,
-        forward_signature=body.forward_signature,
-    )
+        kept = [field.attribute for field in FIELDS if field.is_kept]
+        members |= {name: getattr(previous, name) for name in kept if name not in body.model_fields_set}
+    members["networks"] = body.networks or rules.default_networks(body.currency)
+    return Draft(**members, is_document_wanted=body.openapi_url is not None and body.openapi is None)
 
 
 def find_document_fault(document: Mapping[str, Any]) -> str | None:

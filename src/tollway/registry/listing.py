@@ -13,9 +13,10 @@ from hashlib import sha256
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from tollway.ids import Address, ChainId, ListingId
+from tollway.ids import Address, ChainId, ListingId, format_network
 from tollway.money import Asset, Price
 from tollway.registry.header_names import ALWAYS_FORWARDED, is_control_header, is_header_name
+from tollway.registry.listing_fields import FIELDS, Kind
 from tollway.registry.openapi import DocumentParameter, ProviderDocument, walk_operations
 from tollway.registry.paths import priced_verb
 from tollway.registry.response_headers import find_dropped
@@ -116,22 +117,15 @@ class Terms:
         return self.until_ms is None or self.until_ms >= moment_ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
-class Listing:
-    """The current state of one API for sale. `endpoint` is the URL as the provider wrote it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingMembers:
+    """What the provider of a listing sets (`listing_fields`), but `pay_to`. `endpoint` is the URL as the provider wrote it."""
 
-    `revision` grows with each change. `retired_ms` and `suspended_ms` are None for a listing that is served. `suspended_reason`: the reason that the
-    operator gave for the suspension, read with the listing and written with the audit entry.
-    """
-
-    id: ListingId
-    provider: Address
     name: str
     description: str
     endpoint: str
     price: Price
     currency: str
-    pay_to: Address
     networks: tuple[ChainId, ...]
     methods: tuple[str, ...]  # empty: any method
     tags: tuple[str, ...]
@@ -141,12 +135,25 @@ class Listing:
     timeout_s: int
     forward_headers: tuple[str, ...]
     upstream_auth: UpstreamAuth | None
-    openapi: Mapping[str, Any] | None
+    openapi: Mapping[str, Any] | None = field(repr=False)
     openapi_url: str | None
     signature: Literal["any", "bound"]
     rate_limit: RateLimit | None
     status: Literal["active", "paused"]
     forward_signature: ForwardSignature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class Listing(ListingMembers):
+    """The current state of one API for sale.
+
+    `revision` grows with each change. `retired_ms` and `suspended_ms` are None for a listing that is served. `suspended_reason`: the reason that the
+    operator gave for the suspension, read with the listing and written with the audit entry.
+    """
+
+    id: ListingId
+    provider: Address
+    pay_to: Address
     created_ms: int
     updated_ms: int
     revision: int
@@ -189,6 +196,40 @@ class Listing:
         if self.retired_ms is not None:
             return "retired"
         return self.status if self.suspended_ms is None else "suspended"
+
+
+def write_members(listing: Listing) -> dict[str, Any]:
+    """The members that the provider has set, as the details of the listing have them: of a secret only whether it is stored."""
+    return {
+        field.member: _WRITE.get(field.kind, _as_it_is)(getattr(listing, field.attribute)) for field in FIELDS
+    }
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _write_rate_limit(limit: RateLimit | None) -> dict[str, Any] | None:
+    return None if limit is None else {"calls": limit.calls, "perSeconds": limit.per_s}
+
+
+def _write_secret(auth: UpstreamAuth | None) -> dict[str, Any] | None:
+    return None if auth is None else {"in": auth.location, "name": auth.name, "set": auth.value is not None}
+
+
+_WRITE: Mapping[Kind, Callable[[Any], Any]] = {
+    Kind.PRICE: lambda price: price.text,
+    Kind.ADDRESS: str,
+    Kind.CHOICE: str,
+    Kind.WORDS: list,
+    Kind.PHRASES: list,
+    Kind.NETWORKS: lambda networks: [format_network(chain_id) for chain_id in networks],
+    Kind.OPERATIONS: lambda operations: [
+        {"method": one.method, "path": one.path, "pricePerRequest": one.price.text} for one in operations
+    ],
+    Kind.RATE_LIMIT: _write_rate_limit,
+    Kind.SECRET: _write_secret,
+}
 
 
 def digest_operation(method: str, path: str) -> str:

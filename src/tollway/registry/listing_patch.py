@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tollway.errors import FieldError
-from tollway.ids import format_network
 from tollway.registry.draft import (
     ERRORS_MAX,
     Draft,
@@ -17,12 +16,13 @@ from tollway.registry.draft import (
     ListingBody,
     parse_draft,
 )
-from tollway.registry.listing import Listing, Operation
+from tollway.registry.listing import Listing, Operation, write_members
+from tollway.registry.listing_fields import FIELDS
 from tollway.registry.listing_warnings import ListingWarning
 from tollway.registry.paths import path_shape
 from tollway.validation import UNKNOWN_NAMED_MAX, to_field_error
 
-KEPT_MEMBERS = ("upstreamAuth", "openapi", "openapiUrl")
+KEPT_MEMBERS = tuple(field.member for field in FIELDS if field.is_kept)
 """The members that `parse_draft` keeps where they are absent. They are in the body of a patch only if the patch names them."""
 
 DROPPED_NAMED_MAX = 5
@@ -79,30 +79,7 @@ def merge_patch(target: object, patch: object) -> Any:
 
 def list_members(listing: Listing) -> dict[str, Any]:
     """The members of the body that describes this listing, without `KEPT_MEMBERS`."""
-    limit = listing.rate_limit
-    return {
-        "name": listing.name,
-        "pricePerRequest": listing.price.text,
-        "currency": listing.currency,
-        "endpoint": listing.endpoint,
-        "description": listing.description,
-        "payTo": str(listing.pay_to),
-        "networks": [format_network(chain_id) for chain_id in listing.networks],
-        "methods": list(listing.methods),
-        "tags": list(listing.tags),
-        "operations": [
-            {"method": one.method, "path": one.path, "pricePerRequest": one.price.text}
-            for one in listing.operations
-        ],
-        "otherPaths": listing.other_paths,
-        "chargeOn": listing.charge_on.value,
-        "timeoutSeconds": listing.timeout_s,
-        "forwardHeaders": list(listing.forward_headers),
-        "signature": listing.signature,
-        "rateLimit": None if limit is None else {"calls": limit.calls, "perSeconds": limit.per_s},
-        "status": listing.status,
-        "forwardSignature": listing.forward_signature,
-    }
+    return {name: value for name, value in write_members(listing).items() if name not in KEPT_MEMBERS}
 
 
 def _list_secret_members(listing: Listing) -> dict[str, Any]:

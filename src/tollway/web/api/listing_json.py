@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tollway.ids import ListingId, format_network
+from tollway.ids import ListingId
 from tollway.money import Asset, Price
 from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
-from tollway.registry.listing import ConfirmationsFor, Listing, PaymentOption, list_payment_options
+from tollway.registry.listing import (
+    ConfirmationsFor,
+    Listing,
+    PaymentOption,
+    list_payment_options,
+    write_members,
+)
 from tollway.registry.listing_warnings import ListingWarning
 from tollway.registry.quality import Quality, Reputation
 from tollway.web.http.json import encode_visible_json
@@ -59,30 +65,9 @@ class ListingEncoder:
 
     def details(self, listing: Listing, reputation: Reputation) -> dict[str, Any]:
         """All public members. Of the upstream secret only whether it is set."""
-        auth, limit = listing.upstream_auth, listing.rate_limit
         return {
             **_summary_fields(listing),
-            "payTo": str(listing.pay_to),
-            "networks": [format_network(chain_id) for chain_id in listing.networks],
-            "methods": list(listing.methods),
-            "tags": list(listing.tags),
-            "openapi": listing.openapi,
-            "openapiUrl": listing.openapi_url,
-            "operations": [
-                {"method": row.method, "path": row.path, "pricePerRequest": row.price.text}
-                for row in listing.operations
-            ],
-            "otherPaths": listing.other_paths,
-            "chargeOn": listing.charge_on.value,
-            "timeoutSeconds": listing.timeout_s,
-            "forwardHeaders": list(listing.forward_headers),
-            "upstreamAuth": {"in": auth.location, "name": auth.name, "set": auth.value is not None}
-            if auth
-            else None,
-            "signature": listing.signature,
-            "rateLimit": {"calls": limit.calls, "perSeconds": limit.per_s} if limit else None,
-            "status": listing.status,
-            "forwardSignature": listing.forward_signature,
+            **write_members(listing),
             "pricing": self.pricing(listing),
             "quality": quality_json(reputation.quality),
             "verified": reputation.is_verified,

@@ -1,0 +1,223 @@
+"""The fields of a listing that its provider sets, in one table. Pure.
+
+Its readers: the JSON of a listing (`registry.listing`), the drafts of a body, a patch and a form (`registry.draft`, `registry.listing_patch`), the columns
+(`storage.catalog.catalog_tables`), the form of its page (`web.pages.listing_form`), the options of `publish` and `edit` and the difference that `edit` prints
+(`cli.listing_inputs`, `cli.listing_changes`). Each reader has one table by `Kind`: what it does with a value of that kind.
+
+One more field is a row here, an attribute of `listing.ListingMembers`, a rule in `draft.ListingBody`, a property in `web/http/openapi.yaml`, a control in
+`my_api_form.j2` and an attribute of `client.records.ListingDetails`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Kind(Enum):
+    """How a value is written. The kinds from `PRICE` on have a function of their own in most readers, and one field each."""
+
+    TEXT = auto()
+    LINES = auto()  # a text of several lines
+    URL = auto()  # a text, or None
+    CHOICE = auto()  # one of a few words
+    NUMBER = auto()
+    WORDS = auto()  # a list of texts without spaces
+    PHRASES = auto()  # a list of texts
+    PRICE = auto()
+    CURRENCY = auto()
+    ADDRESS = auto()
+    NETWORKS = auto()
+    OPERATIONS = auto()
+    RATE_LIMIT = auto()
+    SECRET = auto()
+    DOCUMENT = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingField:
+    """One field. `member`: its name in JSON. `attribute`: its name in records, and of its column.
+
+    `options`: the options of commands and their help, in the spelling of a parameter. `is_kept`: an update that leaves the member out keeps its value;
+    without it the member takes its default.
+    """
+
+    member: str
+    attribute: str
+    kind: Kind
+    options: tuple[tuple[str, str], ...] = ()
+    is_kept: bool = False
+
+
+FIELDS = (
+    ListingField(
+        member="name",
+        attribute="name",
+        kind=Kind.TEXT,
+        options=(("name", "The name of the API."),),
+    ),
+    ListingField(
+        member="pricePerRequest",
+        attribute="price",
+        kind=Kind.PRICE,
+        options=(("price", "Per request, such as 0.01."),),
+    ),
+    ListingField(
+        member="currency",
+        attribute="currency",
+        kind=Kind.CURRENCY,
+        options=(("currency", "USDC, ETH, …"),),
+    ),
+    ListingField(
+        member="endpoint",
+        attribute="endpoint",
+        kind=Kind.TEXT,
+        options=(("endpoint", "The URL that the gateway calls. It is public."),),
+    ),
+    ListingField(
+        member="description",
+        attribute="description",
+        kind=Kind.LINES,
+        options=(("description", "Plain text."),),
+    ),
+    ListingField(
+        member="payTo",
+        attribute="pay_to",
+        kind=Kind.ADDRESS,
+        options=(("pay_to", "The wallet that receives payments."),),
+    ),
+    ListingField(
+        member="networks",
+        attribute="networks",
+        kind=Kind.NETWORKS,
+        options=(("network", "eip155:…, repeatable."),),
+    ),
+    ListingField(
+        member="methods",
+        attribute="methods",
+        kind=Kind.WORDS,
+        options=(("method", "GET, POST, …, repeatable. Default: any."),),
+    ),
+    ListingField(
+        member="tags",
+        attribute="tags",
+        kind=Kind.PHRASES,
+        options=(("tag", "Repeatable."),),
+    ),
+    ListingField(
+        member="openapi",
+        attribute="openapi",
+        kind=Kind.DOCUMENT,
+        options=(("openapi", "The OpenAPI document: a file, or the URL from which the gateway reads it."),),
+        is_kept=True,
+    ),
+    ListingField(
+        member="openapiUrl",  # the option of `openapi` sets it too
+        attribute="openapi_url",
+        kind=Kind.URL,
+        is_kept=True,
+    ),
+    ListingField(
+        member="operations",
+        attribute="operations",
+        kind=Kind.OPERATIONS,
+        options=(("operation", 'A price of its own: "GET /cities/{city}=0.05", repeatable.'),),
+    ),
+    ListingField(
+        member="otherPaths",
+        attribute="other_paths",
+        kind=Kind.CHOICE,
+        options=(("other_paths", "serve, or refuse: only operations are served."),),
+    ),
+    ListingField(
+        member="chargeOn",
+        attribute="charge_on",
+        kind=Kind.CHOICE,
+        options=(("charge_on", "success, or answered: also for most 4xx of the upstream."),),
+    ),
+    ListingField(
+        member="timeoutSeconds",
+        attribute="timeout_s",
+        kind=Kind.NUMBER,
+        options=(("timeout", "Seconds until the upstream must have answered."),),
+    ),
+    ListingField(
+        member="forwardHeaders",
+        attribute="forward_headers",
+        kind=Kind.WORDS,
+        options=(("forward_header", "A request header that goes upstream, repeatable."),),
+    ),
+    ListingField(
+        member="upstreamAuth",
+        attribute="upstream_auth",
+        kind=Kind.SECRET,
+        options=(
+            ("secret_file", "The file with the secret that the gateway sends upstream."),
+            ("secret_header", "The header that carries the secret."),
+            ("secret_query", "The query parameter that carries the secret."),
+        ),
+        is_kept=True,
+    ),
+    ListingField(
+        member="signature",
+        attribute="signature",
+        kind=Kind.CHOICE,
+        options=(("signature", "any, or bound: only signatures that cover the request."),),
+    ),
+    ListingField(
+        member="rateLimit",
+        attribute="rate_limit",
+        kind=Kind.RATE_LIMIT,
+        options=(("rate", "Calls of one payer: 100/60 is 100 calls in 60 seconds."),),
+    ),
+    ListingField(member="status", attribute="status", kind=Kind.CHOICE),
+    ListingField(
+        member="forwardSignature",
+        attribute="forward_signature",
+        kind=Kind.CHOICE,
+        options=(("forward_signature", "ed25519, or none: forwarded calls are not signed."),),
+    ),
+)
+"""In the order of the JSON of a listing."""
+
+
+def in_order(members: Iterable[str]) -> tuple[ListingField, ...]:
+    """All fields: the named ones in that order, then the others in the order of the table."""
+    first = [_BY_MEMBER[member] for member in members]
+    return (*first, *(field for field in FIELDS if field not in first))
+
+
+_BY_MEMBER = {field.member: field for field in FIELDS}
+
+
+# ---- Orders of their own. A field that one of them does not name comes last.
+
+BY_COLUMN = in_order(
+    (
+        *("name", "description", "endpoint", "pricePerRequest", "currency", "payTo", "networks", "methods"),
+        *("tags", "operations", "otherPaths", "chargeOn", "timeoutSeconds", "forwardHeaders", "upstreamAuth"),
+        *("openapi", "openapiUrl"),
+    )
+)
+BY_OPTION = in_order(
+    (
+        *("name", "pricePerRequest", "currency", "endpoint", "description", "payTo", "networks", "methods"),
+        *("tags", "operations", "otherPaths", "openapi", "upstreamAuth", "timeoutSeconds", "chargeOn"),
+        *("rateLimit", "forwardHeaders"),
+    )
+)
+BY_DIFFERENCE = in_order(
+    (
+        *("name", "description", "pricePerRequest", "currency", "endpoint", "payTo", "networks", "methods"),
+        *("tags", "operations", "otherPaths", "openapi", "openapiUrl", "upstreamAuth", "timeoutSeconds"),
+        *("chargeOn", "forwardHeaders", "signature", "forwardSignature"),
+    )
+)
+BY_PAGE = in_order(
+    (
+        *("name", "description", "tags"),
+        *("endpoint", "methods", "timeoutSeconds", "forwardHeaders", "upstreamAuth", "forwardSignature"),
+        *("pricePerRequest", "currency", "networks", "payTo", "chargeOn", "operations", "otherPaths"),
+        *("signature", "rateLimit", "status"),
+        *("openapiUrl", "openapi"),
+    )
+)
