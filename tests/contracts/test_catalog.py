@@ -122,6 +122,7 @@ async def test_finds_exactly_what_was_published(catalog: Catalog) -> None:
     entry = await catalog.find(FULL.id)
     assert entry is not None
     assert entry.listing == FULL
+    assert entry.listing.charge_on is ChargeOn.ANSWERED
     assert entry.versions == (FULL.current_terms(since_ms=FULL.created_ms),)
 
 

@@ -8,7 +8,7 @@ not the database.
 
 import json
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from sqlalchemy import (
@@ -31,10 +31,12 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.types import TypeEngine
 
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Terms, UpstreamAuth
+from tollway.registry.listing_fields import BY_COLUMN, FIELDS, Kind, ListingField
 from tollway.registry.quality import Quality, Reputation
 from tollway.registry.search_tokens import fold
 from tollway.storage.engine.database import add_statement, metadata
@@ -50,37 +52,46 @@ def _listing_seq(name: str) -> Column[int]:
     return Column("listing_seq", BigInteger, key, nullable=False)
 
 
+_COLUMN_TYPES: Mapping[Kind, TypeEngine[Any]] = {
+    Kind.TEXT: Text(),
+    Kind.LINES: Text(),
+    Kind.URL: Text(),
+    Kind.CHOICE: String(10),
+    Kind.NUMBER: Integer(),
+    Kind.WORDS: Text(),
+    Kind.PHRASES: Text(),
+    Kind.CURRENCY: String(32),
+    Kind.ADDRESS: LargeBinary(20),
+    Kind.NETWORKS: Text(),
+    Kind.OPERATIONS: Text(),
+}
+"""The type of the column of a field. Fields of the other kinds are in several columns, or in a table of their own."""
+
+
+def _list_columns(field: ListingField) -> Iterator[Column[Any]]:
+    if field.kind in _COLUMN_TYPES:
+        yield Column(field.attribute, _COLUMN_TYPES[field.kind], nullable=field.kind is Kind.URL)
+    if field.attribute == "name":
+        yield Column("name_key", _Exact, nullable=False)
+    elif field.kind is Kind.PRICE:
+        yield Column("price", String(40), nullable=False)
+        yield Column("price_nano", BigInteger, nullable=False)
+    elif field.kind is Kind.SECRET:
+        yield Column("auth_location", String(10))
+        yield Column("auth_name", Text)
+        yield Column("auth_sealed", LargeBinary)
+    elif field.kind is Kind.RATE_LIMIT:
+        yield Column("rate_calls", Integer)
+        yield Column("rate_per_s", Integer)
+
+
 listing_table = Table(
     "listing",
     metadata,
     Column("seq", _RowId, primary_key=True, autoincrement=True),
     Column("id", String(64), nullable=False),
     Column("provider", LargeBinary(20), nullable=False),
-    Column("name", Text, nullable=False),
-    Column("name_key", _Exact, nullable=False),
-    Column("description", Text, nullable=False),
-    Column("endpoint", Text, nullable=False),
-    Column("price", String(40), nullable=False),
-    Column("price_nano", BigInteger, nullable=False),
-    Column("currency", String(32), nullable=False),
-    Column("pay_to", LargeBinary(20), nullable=False),
-    Column("networks", Text, nullable=False),
-    Column("methods", Text, nullable=False),
-    Column("tags", Text, nullable=False),
-    Column("operations", Text, nullable=False),
-    Column("other_paths", String(10), nullable=False),
-    Column("charge_on", String(10), nullable=False),
-    Column("timeout_s", Integer, nullable=False),
-    Column("forward_headers", Text, nullable=False),
-    Column("auth_location", String(10)),
-    Column("auth_name", Text),
-    Column("auth_sealed", LargeBinary),
-    Column("openapi_url", Text),
-    Column("signature", String(10), nullable=False),
-    Column("rate_calls", Integer),
-    Column("rate_per_s", Integer),
-    Column("status", String(10), nullable=False),
-    Column("forward_signature", String(10), nullable=False),
+    *(column for field in BY_COLUMN for column in _list_columns(field)),
     Column("created_ms", BigInteger, nullable=False),
     Column("updated_ms", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False),
@@ -280,30 +291,14 @@ def listing_values(listing: Listing) -> dict[str, Any]:
     return {
         "id": listing.id,
         "provider": bytes(listing.provider),
-        "name": listing.name,
+        **{name: write(getattr(listing, name)) for name, write, _ in _STORED},
         "name_key": name_key(listing),
-        "description": listing.description,
-        "endpoint": listing.endpoint,
         "price": listing.price.text,
         "price_nano": listing.price.nano,
-        "currency": listing.currency,
-        "pay_to": bytes(listing.pay_to),
-        "networks": _write(listing.networks),
-        "methods": _write(listing.methods),
-        "tags": _write(listing.tags),
-        "operations": _write_operations(listing.operations),
-        "other_paths": listing.other_paths,
-        "charge_on": listing.charge_on.value,
-        "timeout_s": listing.timeout_s,
-        "forward_headers": _write(listing.forward_headers),
         "auth_location": auth.location if auth else None,
         "auth_name": auth.name if auth else None,
-        "openapi_url": listing.openapi_url,
-        "signature": listing.signature,
         "rate_calls": limit.calls if limit else None,
         "rate_per_s": limit.per_s if limit else None,
-        "status": listing.status,
-        "forward_signature": listing.forward_signature,
         "created_ms": listing.created_ms,
         "updated_ms": listing.updated_ms,
         "revision": listing.revision,
@@ -318,30 +313,15 @@ def read_listing(row: Any, *, auth: UpstreamAuth | None, openapi: Mapping[str, A
     limit = None
     if row.rate_calls is not None:
         limit = RateLimit(calls=row.rate_calls, per_s=row.rate_per_s)
+    stored = {name: read(getattr(row, name)) for name, _, read in _STORED}
     return Listing(
         id=ListingId(row.id),
         provider=Address(row.provider),
-        name=row.name,
-        description=row.description,
-        endpoint=row.endpoint,
+        **{**stored, "charge_on": ChargeOn(row.charge_on)},
         price=Price(text=row.price, nano=row.price_nano),
-        currency=row.currency,
-        pay_to=Address(row.pay_to),
-        networks=read_networks(row.networks),
-        methods=_read_texts(row.methods),
-        tags=_read_texts(row.tags),
-        operations=_read_operations(row.operations),
-        other_paths=row.other_paths,
-        charge_on=ChargeOn(row.charge_on),
-        timeout_s=row.timeout_s,
-        forward_headers=_read_texts(row.forward_headers),
         upstream_auth=auth,
         openapi=openapi,
-        openapi_url=row.openapi_url,
-        signature=row.signature,
         rate_limit=limit,
-        status=row.status,
-        forward_signature=row.forward_signature,
         created_ms=row.created_ms,
         updated_ms=row.updated_ms,
         revision=row.revision,
@@ -432,6 +412,25 @@ def _read_operations(text: str) -> tuple[Operation, ...]:
         for method, path, price, nano in json.loads(text)
     )
 
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_CODECS: Mapping[Kind, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    Kind.CHOICE: (str, _as_it_is),
+    Kind.WORDS: (_write, _read_texts),
+    Kind.PHRASES: (_write, _read_texts),
+    Kind.ADDRESS: (bytes, Address),
+    Kind.NETWORKS: (_write, read_networks),
+    Kind.OPERATIONS: (_write_operations, _read_operations),
+}
+_STORED = tuple(
+    (field.attribute, *_CODECS.get(field.kind, (_as_it_is, _as_it_is)))
+    for field in FIELDS
+    if field.kind in _COLUMN_TYPES
+)
+"""Attribute and column of each field in one column, what writes its value, and what reads it."""
 
 _REPUTED = listing_table.outerjoin(
     quality_table, quality_table.c.listing_seq == listing_table.c.seq
