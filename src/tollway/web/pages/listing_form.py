@@ -5,29 +5,28 @@ priced operation is a line: method, path, price.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tollway.discovery.safe_text import clean_line
 from tollway.errors import FieldError, Refusal
 from tollway.ids import format_network
-from tollway.registry.draft import TIMEOUT_S_DEFAULT
-from tollway.registry.listing import Listing
+from tollway.registry.draft import ListingBody
+from tollway.registry.listing import Listing, Operation
+from tollway.registry.listing_fields import BY_PAGE, FIELDS, Kind
 from tollway.web.http.json import parse_json_object
 
 FormValues = Mapping[str, str]
 """The fields of the form, each with its text. A field of several values has them in its text, with spaces between them."""
 
-LINES = ("description", "operations", "openapi")
-FIELDS = (
-    *("name", "description", "tags"),
-    *("endpoint", "methods", "timeoutSeconds", "forwardHeaders"),
-    *("upstreamAuth.in", "upstreamAuth.name", "upstreamAuth.value", "upstreamAuth.again", "forwardSignature"),
-    *("pricePerRequest", "currency", "networks", "payTo", "chargeOn", "operations", "otherPaths"),
-    *("signature", "rateLimit.calls", "rateLimit.perSeconds", "status"),
-    *("openapiUrl", "openapi", "fetchDocument", "removeDocument"),
-)
-"""In the order of the page. `upstreamAuth.again`: a secret was typed into the form, and the page that came back does not have it."""
+_PARTS: Mapping[Kind, tuple[str, ...]] = {
+    Kind.SECRET: ("upstreamAuth.in", "upstreamAuth.name", "upstreamAuth.value", "upstreamAuth.again"),
+    Kind.RATE_LIMIT: ("rateLimit.calls", "rateLimit.perSeconds"),
+    Kind.DOCUMENT: ("openapi", "fetchDocument", "removeDocument"),
+}
+"""`upstreamAuth.again`: a secret was typed into the form, and the page that came back does not have it."""
+FORM_FIELDS = tuple(name for field in BY_PAGE for name in _PARTS.get(field.kind, (field.member,)))
+"""In the order of the page."""
 NOT_COMPARED = (
     "upstreamAuth.value",
     "upstreamAuth.again",
@@ -38,7 +37,9 @@ NOT_COMPARED = (
 )
 """Fields that a comparison of two versions leaves out: what is not in the form of a stored listing, and what other forms change."""
 
-_INDEXED = ("tags", "methods", "networks", "forwardHeaders")
+_KINDS = {field.member: field.kind for field in FIELDS}
+_OF_LINES = (Kind.LINES, Kind.OPERATIONS, Kind.DOCUMENT)
+_OF_ELEMENTS = (Kind.WORDS, Kind.PHRASES, Kind.NETWORKS)
 _SPLIT = re.compile(r"[\s,]+")
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _SHOWN_LENGTH_MAX = 64
@@ -47,54 +48,33 @@ _SHOWN_LENGTH_MAX = 64
 def read_values(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """The values of a form that was sent. Absent fields are empty."""
     values = {}
-    for name in FIELDS:
+    for name in FORM_FIELDS:
         text = " ".join(fields.get(name, ())).replace("\r\n", "\n")
-        values[name] = text.strip("\n") if name in LINES else text.strip()
+        values[name] = text.strip("\n") if _KINDS.get(name) in _OF_LINES else text.strip()
     return values
 
 
 def make_first_values(*, currency: str) -> dict[str, str]:
-    """The values of the form of a new listing."""
-    defaults = {
-        "currency": currency,
-        "timeoutSeconds": str(TIMEOUT_S_DEFAULT),
-        "chargeOn": "success",
-        "otherPaths": "serve",
-        "signature": "any",
-        "status": "active",
-        "forwardSignature": "ed25519",
-    }
-    return {name: defaults.get(name, "") for name in FIELDS}
+    """The values of the form of a new listing: of a choice and of a number the default."""
+    values = dict.fromkeys(FORM_FIELDS, "")
+    for field in FIELDS:
+        if field.kind in (Kind.CHOICE, Kind.NUMBER):
+            values[field.member] = str(ListingBody.model_fields[field.attribute].default)
+    return {**values, "currency": currency}
 
 
 def describe_listing(listing: Listing) -> dict[str, str]:
     """The values of the form of a stored listing. It never has the secret, and not the document."""
     auth, limit = listing.upstream_auth, listing.rate_limit
-    values = {
-        "name": listing.name,
-        "description": listing.description,
-        "tags": ", ".join(listing.tags),
-        "endpoint": listing.endpoint,
-        "methods": " ".join(listing.methods),
-        "forwardHeaders": " ".join(listing.forward_headers),
-        "timeoutSeconds": str(listing.timeout_s),
-        "upstreamAuth.in": "" if auth is None else auth.location,
-        "upstreamAuth.name": "" if auth is None else auth.name,
-        "forwardSignature": listing.forward_signature,
-        "pricePerRequest": listing.price.text,
-        "currency": listing.currency,
-        "networks": " ".join(format_network(chain_id) for chain_id in listing.networks),
-        "payTo": str(listing.pay_to),
-        "chargeOn": listing.charge_on.value,
-        "operations": "\n".join(f"{one.method} {one.path} {one.price.text}" for one in listing.operations),
-        "otherPaths": listing.other_paths,
-        "signature": listing.signature,
-        "rateLimit.calls": "" if limit is None else str(limit.calls),
-        "rateLimit.perSeconds": "" if limit is None else str(limit.per_s),
-        "status": listing.status,
-        "openapiUrl": listing.openapi_url or "",
-    }
-    return {name: values.get(name, "") for name in FIELDS}
+    values = dict.fromkeys(FORM_FIELDS, "")
+    for field in FIELDS:
+        if field.kind not in _PARTS:
+            values[field.member] = _FORMAT.get(field.kind, str)(getattr(listing, field.attribute))
+    if auth is not None:
+        values |= {"upstreamAuth.in": auth.location, "upstreamAuth.name": auth.name}
+    if limit is not None:
+        values |= {"rateLimit.calls": str(limit.calls), "rateLimit.perSeconds": str(limit.per_s)}
+    return values
 
 
 def write_members(
@@ -103,26 +83,13 @@ def write_members(
     """The members of the body, and the errors of the form itself: a document that is no JSON, a secret that must be typed again. `previous` None: of a new listing; else the members for `listing_patch.parse_form`, where
     `null` is the default."""
     members: dict[str, Any] = {
-        "name": values["name"],
-        "pricePerRequest": values["pricePerRequest"],
-        "currency": values["currency"],
-        "endpoint": values["endpoint"],
-        "description": values["description"],
-        "payTo": values["payTo"] or None,
-        "networks": _SPLIT.split(values["networks"]) if values["networks"] else None,
-        "methods": _split(values["methods"]),
-        "tags": [tag for part in values["tags"].split(",") if (tag := part.strip())],
-        "operations": [_read_operation(line) for line in values["operations"].split("\n") if line.strip()],
-        "otherPaths": values["otherPaths"] or None,
-        "chargeOn": values["chargeOn"] or None,
-        "timeoutSeconds": _read_whole(values["timeoutSeconds"]),
-        "forwardHeaders": _split(values["forwardHeaders"]),
-        "signature": values["signature"] or None,
-        "rateLimit": _read_rate_limit(values),
-        "forwardSignature": values["forwardSignature"] or None,
+        field.member: _READ.get(field.kind, str)(values[field.member])
+        for field in FIELDS
+        if field.kind not in _PARTS and not field.is_kept
     }
-    if previous is None:
-        members["status"] = values["status"] or None
+    members["rateLimit"] = _read_rate_limit(values)
+    if previous is not None:
+        del members["status"]
     members |= _read_auth(values, previous)
     document, document_errors = _read_document(values, previous)
     members |= document
@@ -145,7 +112,7 @@ def list_differences(stored: FormValues, given: FormValues) -> list[tuple[str, s
     """The fields in which two forms differ: name, stored text, given text."""
     return [
         (name, stored[name], given[name])
-        for name in FIELDS
+        for name in FORM_FIELDS
         if name not in NOT_COMPARED and stored[name] != given[name]
     ]
 
@@ -162,17 +129,49 @@ def _read_whole(text: str) -> int | str | None:
     return int(text) if _WHOLE.fullmatch(text) else text or None
 
 
+def _read_phrases(text: str) -> list[str]:
+    return [phrase for part in text.split(",") if (phrase := part.strip())]
+
+
+def _read_operations(text: str) -> list[dict[str, str]]:
+    names = ("method", "path", "pricePerRequest")
+    return [
+        dict(zip(names, line.split(maxsplit=2), strict=False)) for line in text.split("\n") if line.strip()
+    ]
+
+
+def _format_operations(operations: Iterable[Operation]) -> str:
+    return "\n".join(f"{one.method} {one.path} {one.price.text}" for one in operations)
+
+
+_FORMAT: Mapping[Kind, Callable[[Any], str]] = {
+    Kind.URL: lambda url: url or "",
+    Kind.WORDS: " ".join,
+    Kind.PHRASES: ", ".join,
+    Kind.PRICE: lambda price: price.text,
+    Kind.NETWORKS: lambda networks: " ".join(format_network(chain_id) for chain_id in networks),
+    Kind.OPERATIONS: _format_operations,
+}
+"""The text of a value in its field. Other kinds: `str`."""
+
+_READ: Mapping[Kind, Callable[[str], Any]] = {
+    Kind.URL: lambda text: text or None,
+    Kind.CHOICE: lambda text: text or None,
+    Kind.NUMBER: _read_whole,
+    Kind.WORDS: _split,
+    Kind.PHRASES: _read_phrases,
+    Kind.ADDRESS: lambda text: text or None,
+    Kind.NETWORKS: lambda text: _SPLIT.split(text) if text else None,
+    Kind.OPERATIONS: _read_operations,
+}
+"""The member of a field's text, None for its default. Other kinds: the text."""
+
+
 def _read_rate_limit(values: FormValues) -> dict[str, Any] | None:
     calls, seconds = values["rateLimit.calls"], values["rateLimit.perSeconds"]
     if not calls and not seconds:
         return None
     return {"calls": _read_whole(calls), "perSeconds": _read_whole(seconds)}
-
-
-def _read_operation(line: str) -> dict[str, str]:
-    names = ("method", "path", "pricePerRequest")
-    words = line.split(maxsplit=2)
-    return dict(zip(names, words, strict=False))
 
 
 def _read_auth(values: FormValues, previous: Listing | None) -> dict[str, Any]:
@@ -228,18 +227,19 @@ def _find_field(pointer: str, values: FormValues) -> tuple[str, str]:
             rest[-1] if len(rest) > 1 else "", ""
         )
         return head, f"line {_find_line(values['operations'], int(rest[0]))}: {part}"
-    if head in _INDEXED and rest and rest[0].isdecimal():
-        words = values[head].split(",") if head == "tags" else _split(values[head])
+    kind = _KINDS.get(head)
+    if kind in _OF_ELEMENTS and rest and rest[0].isdecimal():
+        words = values[head].split(",") if kind is Kind.PHRASES else _split(values[head])
         index = int(rest[0])
         return head, f"“{clean_line(words[index], _SHOWN_LENGTH_MAX)}” " if index < len(words) else ""
     whole = f"{head}.{rest[0]}" if rest else head
-    if whole in FIELDS:
+    if whole in FORM_FIELDS:
         return whole, ""
     if head == "upstreamAuth":
         return "upstreamAuth.name", ""
     if head == "rateLimit":
         return "rateLimit.calls", ""
-    if head in FIELDS:
+    if head in FORM_FIELDS:
         return head, ""
     return "", f"{clean_line(pointer, _SHOWN_LENGTH_MAX)} " if head else ""
 

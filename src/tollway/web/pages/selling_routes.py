@@ -42,7 +42,7 @@ from tollway.web.api.sums_routes import SalesParameters, make_sales_query
 from tollway.web.http.problems import status_of
 from tollway.web.http.query import QueryModel, errors_by_parameter, format_time, read_query, whole_number
 from tollway.web.pages.listing_form import (
-    FIELDS,
+    FORM_FIELDS,
     FormValues,
     describe_listing,
     group_errors,
@@ -109,7 +109,7 @@ class ShownForm:
     @property
     def first_error(self) -> str:
         """The first field of the page that has an error: it gets the focus. Empty where no field has one."""
-        return next((name for name in FIELDS if name in self.errors), "")
+        return next((name for name in FORM_FIELDS if name in self.errors), "")
 
     @property
     def is_secret_lost(self) -> bool:
