@@ -427,9 +427,9 @@ def test_no_pure_module_is_lost() -> None:
     assert len(listed) == len(set(listed)) == PURE_COUNT
 
 
-COSTS_MAX = {"route": 108, "page": 245, "command": 152, "listing field": 16}
+COSTS_MAX = {"route": 108, "page": 245, "command": 151, "listing field": 6}
 """What one more thing costs, by what those of today cost: lines of code for a route of the API, for a page with its template and for a command; files
-of a field of listings that nothing else mentions. A change lowers a number, or says here why it raises one."""
+of a field of listings (`forwardSignature`), without the gateway that obeys it. A change lowers a number, or says here why it raises one."""
 
 
 def test_one_more_thing_costs_no_more_than_today() -> None:
@@ -443,8 +443,9 @@ def test_one_more_thing_costs_no_more_than_today() -> None:
         "page": count_lines("web/pages/*.py", "web/operator/*.py", "web/pages/templates/*.j2") // len(pages),
         "command": count_lines("cli/*.py") // len(COMMANDS),
         "listing field": sum(
-            re.search(r"\b(forward_headers|forwardHeaders)\b", path.read_text()) is not None
+            re.search(r"\b(forward_signature|forwardSignature)\b", path.read_text()) is not None
             for path in sources
+            if not path.is_relative_to(PACKAGE / "gateway")
         ),
     }
     assert [(name, cost) for name, cost in costs.items() if cost > COSTS_MAX[name]] == []

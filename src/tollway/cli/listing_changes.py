@@ -6,23 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tollway.client.safe_text import format_value, plain_line
+from tollway.registry.listing_fields import BY_DIFFERENCE
 
-MEMBERS = (
-    *(
-        "name",
-        "description",
-        "pricePerRequest",
-        "currency",
-        "endpoint",
-        "payTo",
-        "networks",
-        "methods",
-        "tags",
-    ),
-    *("operations", "otherPaths", "openapi", "openapiUrl", "upstreamAuth", "timeoutSeconds", "chargeOn"),
-    *("forwardHeaders", "signature", "forwardSignature", "rateLimit", "status"),
-)
-"""The members of a listing that its provider sets, in the order of their lines."""
+MEMBERS = tuple(field.member for field in BY_DIFFERENCE)
+"""In the order of their lines."""
 
 NAME_WIDTH = max(map(len, MEMBERS))
 

@@ -15,33 +15,18 @@ from pydantic_core import from_json
 
 from tollway.cli.inputs import DRAFT_BYTES_MAX
 from tollway.client.safe_text import plain_line
+from tollway.registry.listing_fields import BY_OPTION, Kind, ListingField
 
 SECRET_BYTES_MAX = 8 * 1024
 
-_OPTIONS: dict[str, tuple[Any, str | None, str]] = {
-    "name": (str, "name", "The name of the API."),
-    "price": (str, "pricePerRequest", "Per request, such as 0.01."),
-    "currency": (str, "currency", "USDC, ETH, …"),
-    "endpoint": (str, "endpoint", "The URL that the gateway calls. It is public."),
-    "description": (str, "description", "Plain text."),
-    "pay_to": (str, "payTo", "The wallet that receives payments."),
-    "network": (list[str], "networks", "eip155:…, repeatable."),
-    "method": (list[str], "methods", "GET, POST, …, repeatable. Default: any."),
-    "tag": (list[str], "tags", "Repeatable."),
-    "operation": (list[str], "operations", 'A price of its own: "GET /cities/{city}=0.05", repeatable.'),
-    "other_paths": (str, "otherPaths", "serve, or refuse: only operations are served."),
-    "openapi": (str, None, "The OpenAPI document: a file, or the URL from which the gateway reads it."),
-    "secret_file": (Path, None, "The file with the secret that the gateway sends upstream."),
-    "secret_header": (str, None, "The header that carries the secret."),
-    "secret_query": (str, None, "The query parameter that carries the secret."),
-    "timeout": (int, "timeoutSeconds", "Seconds until the upstream must have answered."),
-    "charge_on": (str, "chargeOn", "success, or answered: also for most 4xx of the upstream."),
-    "rate": (str, "rateLimit", "Calls of one payer: 100/60 is 100 calls in 60 seconds."),
-    "forward_header": (list[str], "forwardHeaders", "A request header that goes upstream, repeatable."),
-    "signature": (str, "signature", "any, or bound: only signatures that cover the request."),
-    "forward_signature": (str, "forwardSignature", "ed25519, or none: forwarded calls are not signed."),
+_TYPES: Mapping[Kind, Any] = {
+    Kind.NUMBER: int,
+    Kind.WORDS: list[str],
+    Kind.PHRASES: list[str],
+    Kind.NETWORKS: list[str],
+    Kind.OPERATIONS: list[str],
 }
-"""Option, as the parameter of a command -> its type, the member of the body where one option is one member, and its help."""
+"""The type of a field's option. Other kinds: `str`."""
 
 _OPERATION = re.compile(r"([A-Za-z-]+)\s+(\S+)\s*=\s*([0-9.]+)")
 _RATE = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
@@ -58,9 +43,10 @@ def add_member_options(command: _Command) -> _Command:
             name,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=None,
-            annotation=Annotated[kind | None, typer.Option(help=text)],
+            annotation=Annotated[_type_of(field, name) | None, typer.Option(help=text)],
         )
-        for name, (kind, _, text) in _OPTIONS.items()
+        for field in BY_OPTION
+        for name, text in field.options
     ]
     signature = inspect.signature(command)
     own = [parameter for name, parameter in signature.parameters.items() if name != "members"]
@@ -71,13 +57,18 @@ def add_member_options(command: _Command) -> _Command:
     return command
 
 
+def _type_of(field: ListingField, option: str) -> Any:
+    return Path if option == "secret_file" else _TYPES.get(field.kind, str)
+
+
 def read_members(given: Mapping[str, Any]) -> dict[str, Any]:
     """The members of the body that the options name. `given`: an option that is absent is None, or empty."""
     members: dict[str, Any] = {}
-    for option, (_, member, _) in _OPTIONS.items():
-        value = given.get(option)
-        if member is not None and value not in (None, (), []):
-            members[member] = _READ[option](value) if option in _READ else value
+    for field in BY_OPTION:
+        for option, _ in field.options if field.kind not in _OWN_KINDS else ():
+            value = given.get(option)
+            if value not in (None, (), []):
+                members[field.member] = _READ[field.kind](value) if field.kind in _READ else value
     openapi = given.get("openapi")
     if openapi is not None:
         members |= (
@@ -140,5 +131,10 @@ def _read_secret(given: Mapping[str, Any]) -> dict[str, str] | None:
     return secret or None
 
 
-_READ: dict[str, Callable[[Any], object]] = {"operation": _read_operations, "rate": _read_rate}
-"""Option -> what makes the member of its text, where the text is not the member."""
+_OWN_KINDS = (Kind.DOCUMENT, Kind.SECRET)
+"""Their options are not one member: `read_members` reads them apart."""
+_READ: Mapping[Kind, Callable[[Any], object]] = {
+    Kind.OPERATIONS: _read_operations,
+    Kind.RATE_LIMIT: _read_rate,
+}
+"""The member of an option's text, where the text is not the member."""

@@ -39,6 +39,7 @@ from tollway.client import CallerFailure, GatewayRefused, TollwayClient, request
 from tollway.client.requests import GatewayDocument
 from tollway.client.safe_text import format_value, plain_line
 from tollway.errors import Code
+from tollway.registry.listing_fields import FIELDS
 
 ListingId = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]
 File = Annotated[
@@ -168,13 +169,7 @@ class ListingChanged(CallerFailure):
         )
 
 
-REPLACED_MEMBERS = frozenset(
-    {
-        *("name", "pricePerRequest", "currency", "endpoint", "description", "payTo", "networks", "methods"),
-        *("tags", "operations", "otherPaths", "chargeOn", "timeoutSeconds", "forwardHeaders", "signature"),
-        *("rateLimit", "status", "forwardSignature"),
-    }
-)
+REPLACED_MEMBERS = frozenset(field.member for field in FIELDS if not field.is_kept)
 """The members that PUT sets to their defaults where they are absent."""
 
 
