@@ -1,4 +1,4 @@
-"""Writes the alert rules and their tests from one table: `python deploy/prometheus/build.py`. Thresholds that the operator's pages share are those of the package.
+"""Writes the alert rules, their tests and the index of their runbooks from one table: `python deploy/prometheus/build.py`. Thresholds that the operator's pages share are those of the package.
 
 `alerts.yaml` is what Prometheus loads. `alerts.test.yaml` and `alerts-slow.test.yaml` have three stories for each alert, which `promtool test rules` runs: it fires, it does not fire, it resolves; and
 those of its branches. A story is made of the values that a series has while all is well and while it is not.
@@ -619,11 +619,20 @@ def write_expected(alert: Alert, labels: Mapping[str, str]) -> list[str]:
     ]
 
 
+def write_runbook_index() -> str:
+    """The index of the runbooks: its words stay, the table has a row for each alert."""
+    head, rule, _ = (FOLDER / RUNBOOK_INDEX).read_text().partition("|---|---|---|\n")
+    rows = [f"| [{one.name}]({one.name}.md) | {one.severity} | {one.summary} |\n" for one in ALERTS]
+    return head + rule + "".join(rows)
+
+
+RUNBOOK_INDEX = "../../docs/runbooks/README.md"
 FILES: Mapping[str, Callable[[], str]] = {
     "alerts.yaml": write_rules,
     "../kubernetes/monitoring/prometheusrule.yaml": write_prometheus_rule,
     "alerts.test.yaml": partial(write_tests, is_slow=False),
     "alerts-slow.test.yaml": partial(write_tests, is_slow=True),
+    RUNBOOK_INDEX: write_runbook_index,
 }
 
 
