@@ -46,7 +46,7 @@ def add_member_options(command: _Command) -> _Command:
             annotation=Annotated[_type_of(field, name) | None, typer.Option(help=text)],
         )
         for field in BY_OPTION
-        for name, text in field.options
+        for name, text in field.options.items()
     ]
     signature = inspect.signature(command)
     own = [parameter for name, parameter in signature.parameters.items() if name != "members"]
@@ -65,7 +65,7 @@ def read_members(given: Mapping[str, Any]) -> dict[str, Any]:
     """The members of the body that the options name. `given`: an option that is absent is None, or empty."""
     members: dict[str, Any] = {}
     for field in BY_OPTION:
-        for option, _ in field.options if field.kind not in _OWN_KINDS else ():
+        for option in field.options if field.kind not in _OWN_KINDS else ():
             value = given.get(option)
             if value not in (None, (), []):
                 members[field.member] = _READ[field.kind](value) if field.kind in _READ else value

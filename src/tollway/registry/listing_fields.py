@@ -8,7 +8,7 @@ One more field is a row here, an attribute of `listing.ListingMembers`, a rule i
 `my_api_form.j2` and an attribute of `client.records.ListingDetails`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -35,149 +35,102 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingField:
-    """One field. `member`: its name in JSON. `attribute`: its name in records, and of its column.
-
-    `options`: the options of commands and their help, in the spelling of a parameter. `is_kept`: an update that leaves the member out keeps its value;
-    without it the member takes its default.
-    """
+    """One field. `member`: its name in JSON. `attribute`: its name in records, and of its column. `options`: of the commands, each with its help, in the
+    spelling of a parameter. `is_kept`: an update that leaves the member out keeps its value; without it the member takes its default."""
 
     member: str
     attribute: str
     kind: Kind
-    options: tuple[tuple[str, str], ...] = ()
+    options: Mapping[str, str]
     is_kept: bool = False
 
 
+def _field(
+    member: str, attribute: str, kind: Kind, options: Mapping[str, str] = {}, *, is_kept: bool = False
+) -> ListingField:
+    return ListingField(member=member, attribute=attribute, kind=kind, options=options, is_kept=is_kept)
+
+
 FIELDS = (
-    ListingField(
-        member="name",
-        attribute="name",
-        kind=Kind.TEXT,
-        options=(("name", "The name of the API."),),
-    ),
-    ListingField(
-        member="pricePerRequest",
-        attribute="price",
-        kind=Kind.PRICE,
-        options=(("price", "Per request, such as 0.01."),),
-    ),
-    ListingField(
-        member="currency",
-        attribute="currency",
-        kind=Kind.CURRENCY,
-        options=(("currency", "USDC, ETH, …"),),
-    ),
-    ListingField(
-        member="endpoint",
-        attribute="endpoint",
-        kind=Kind.TEXT,
-        options=(("endpoint", "The URL that the gateway calls. It is public."),),
-    ),
-    ListingField(
-        member="description",
-        attribute="description",
-        kind=Kind.LINES,
-        options=(("description", "Plain text."),),
-    ),
-    ListingField(
-        member="payTo",
-        attribute="pay_to",
-        kind=Kind.ADDRESS,
-        options=(("pay_to", "The wallet that receives payments."),),
-    ),
-    ListingField(
-        member="networks",
-        attribute="networks",
-        kind=Kind.NETWORKS,
-        options=(("network", "eip155:…, repeatable."),),
-    ),
-    ListingField(
-        member="methods",
-        attribute="methods",
-        kind=Kind.WORDS,
-        options=(("method", "GET, POST, …, repeatable. Default: any."),),
-    ),
-    ListingField(
-        member="tags",
-        attribute="tags",
-        kind=Kind.PHRASES,
-        options=(("tag", "Repeatable."),),
-    ),
-    ListingField(
-        member="openapi",
-        attribute="openapi",
-        kind=Kind.DOCUMENT,
-        options=(("openapi", "The OpenAPI document: a file, or the URL from which the gateway reads it."),),
+    _field("name", "name", Kind.TEXT, {"name": "The name of the API."}),
+    _field("pricePerRequest", "price", Kind.PRICE, {"price": "Per request, such as 0.01."}),
+    _field("currency", "currency", Kind.CURRENCY, {"currency": "USDC, ETH, …"}),
+    _field("endpoint", "endpoint", Kind.TEXT, {"endpoint": "The URL that the gateway calls. It is public."}),
+    _field("description", "description", Kind.LINES, {"description": "Plain text."}),
+    _field("payTo", "pay_to", Kind.ADDRESS, {"pay_to": "The wallet that receives payments."}),
+    _field("networks", "networks", Kind.NETWORKS, {"network": "eip155:…, repeatable."}),
+    _field("methods", "methods", Kind.WORDS, {"method": "GET, POST, …, repeatable. Default: any."}),
+    _field("tags", "tags", Kind.PHRASES, {"tag": "Repeatable."}),
+    _field(
+        "openapi",
+        "openapi",
+        Kind.DOCUMENT,
+        {"openapi": "The OpenAPI document: a file, or the URL from which the gateway reads it."},
         is_kept=True,
     ),
-    ListingField(
-        member="openapiUrl",  # the option of `openapi` sets it too
-        attribute="openapi_url",
-        kind=Kind.URL,
+    _field("openapiUrl", "openapi_url", Kind.URL, is_kept=True),  # the option of `openapi` sets it too
+    _field(
+        "operations",
+        "operations",
+        Kind.OPERATIONS,
+        {"operation": 'A price of its own: "GET /cities/{city}=0.05", repeatable.'},
+    ),
+    _field(
+        "otherPaths",
+        "other_paths",
+        Kind.CHOICE,
+        {"other_paths": "serve, or refuse: only operations are served."},
+    ),
+    _field(
+        "chargeOn",
+        "charge_on",
+        Kind.CHOICE,
+        {"charge_on": "success, or answered: also for most 4xx of the upstream."},
+    ),
+    _field(
+        "timeoutSeconds",
+        "timeout_s",
+        Kind.NUMBER,
+        {"timeout": "Seconds until the upstream must have answered."},
+    ),
+    _field(
+        "forwardHeaders",
+        "forward_headers",
+        Kind.WORDS,
+        {"forward_header": "A request header that goes upstream, repeatable."},
+    ),
+    _field(
+        "upstreamAuth",
+        "upstream_auth",
+        Kind.SECRET,
+        {
+            "secret_file": "The file with the secret that the gateway sends upstream.",
+            "secret_header": "The header that carries the secret.",
+            "secret_query": "The query parameter that carries the secret.",
+        },
         is_kept=True,
     ),
-    ListingField(
-        member="operations",
-        attribute="operations",
-        kind=Kind.OPERATIONS,
-        options=(("operation", 'A price of its own: "GET /cities/{city}=0.05", repeatable.'),),
+    _field(
+        "signature",
+        "signature",
+        Kind.CHOICE,
+        {"signature": "any, or bound: only signatures that cover the request."},
     ),
-    ListingField(
-        member="otherPaths",
-        attribute="other_paths",
-        kind=Kind.CHOICE,
-        options=(("other_paths", "serve, or refuse: only operations are served."),),
+    _field(
+        "rateLimit",
+        "rate_limit",
+        Kind.RATE_LIMIT,
+        {"rate": "Calls of one payer: 100/60 is 100 calls in 60 seconds."},
     ),
-    ListingField(
-        member="chargeOn",
-        attribute="charge_on",
-        kind=Kind.CHOICE,
-        options=(("charge_on", "success, or answered: also for most 4xx of the upstream."),),
-    ),
-    ListingField(
-        member="timeoutSeconds",
-        attribute="timeout_s",
-        kind=Kind.NUMBER,
-        options=(("timeout", "Seconds until the upstream must have answered."),),
-    ),
-    ListingField(
-        member="forwardHeaders",
-        attribute="forward_headers",
-        kind=Kind.WORDS,
-        options=(("forward_header", "A request header that goes upstream, repeatable."),),
-    ),
-    ListingField(
-        member="upstreamAuth",
-        attribute="upstream_auth",
-        kind=Kind.SECRET,
-        options=(
-            ("secret_file", "The file with the secret that the gateway sends upstream."),
-            ("secret_header", "The header that carries the secret."),
-            ("secret_query", "The query parameter that carries the secret."),
-        ),
-        is_kept=True,
-    ),
-    ListingField(
-        member="signature",
-        attribute="signature",
-        kind=Kind.CHOICE,
-        options=(("signature", "any, or bound: only signatures that cover the request."),),
-    ),
-    ListingField(
-        member="rateLimit",
-        attribute="rate_limit",
-        kind=Kind.RATE_LIMIT,
-        options=(("rate", "Calls of one payer: 100/60 is 100 calls in 60 seconds."),),
-    ),
-    ListingField(member="status", attribute="status", kind=Kind.CHOICE),
-    ListingField(
-        member="forwardSignature",
-        attribute="forward_signature",
-        kind=Kind.CHOICE,
-        options=(("forward_signature", "ed25519, or none: forwarded calls are not signed."),),
+    _field("status", "status", Kind.CHOICE),
+    _field(
+        "forwardSignature",
+        "forward_signature",
+        Kind.CHOICE,
+        {"forward_signature": "ed25519, or none: forwarded calls are not signed."},
     ),
 )
-"""In the order of the JSON of a listing."""
+"""In the order of the JSON of a listing: member, attribute, kind, options with their help."""
 
 
 def in_order(members: Iterable[str]) -> tuple[ListingField, ...]:
