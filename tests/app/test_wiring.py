@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.kit.payer import CHAIN, USDC
 from tests.kit.settlement import LISTING, SettlementHarness, make_gas_key
+from tollway.app.asgi_wiring import make_mpp_challenger
 from tollway.app.observation import make_settlement_metrics
 from tollway.app.runtime import BackgroundTaskGroup
-from tollway.app.wiring import SettlementServices, make_mpp_challenger
+from tollway.app.wiring import SettlementServices
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import StoredResponse

@@ -17,7 +17,7 @@ from typing import Self
 
 from tests.kit import fixed_limits
 from tests.kit.gateway_process import poll
-from tollway.app import doctor_findings, lifecycle
+from tollway.app import doctor_findings, lifecycle, parts
 from tollway.app.runtime import now_ms
 from tollway.chain.port import SendRefused
 from tollway.chain.rpc import RpcReader
@@ -52,7 +52,7 @@ def install(environment: Mapping[str, str]) -> None:
         _skew_clock(Path(environment[CLOCK]))
         vars(lifecycle)["App"] = SkewedApp
     elif "TEST_POINTS" in environment:
-        vars(lifecycle)["RpcReader"] = PointReader
+        vars(parts)["RpcReader"] = PointReader
         vars(gateway_app)["DISCONNECT_CHECK_S"] = DISCONNECT_CHECK_S
         vars(lifecycle)["App"] = PointApp
     fixed_limits.install(environment)
@@ -303,7 +303,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 def use_migrations(migrations: Path) -> None:
     """Makes this process one of the release with these migrations."""
-    vars(lifecycle)["SchemaCheck"] = partial(SchemaCheck, migrations=migrations)
+    vars(parts)["SchemaCheck"] = partial(SchemaCheck, migrations=migrations)
     vars(doctor_findings)["schema_state"] = vars(operator)["schema_state"] = partial(
         schema_state, migrations=migrations
     )

@@ -1,6 +1,6 @@
 """Every port of the ledger over one database, as one object: what a contract suite, the simulation and the model share.
 
-A gateway has one store for each port (`app/lifecycle`). The model in memory (`tests/model`) is one object for all of them, so tests
+A gateway has one store for each port (`app/parts`). The model in memory (`tests/model`) is one object for all of them, so tests
 that run on both name one ledger.
 """
 

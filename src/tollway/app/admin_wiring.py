@@ -1,11 +1,12 @@
 """Builds the application of the admin address from the parts of the gateway."""
 
 import secrets
-from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
+from tollway.app.asgi_wiring import CheckReady
 from tollway.app.page_wiring import describe_money
+from tollway.app.parts import GatewayParts
 from tollway.identity.admin_sessions import AdminSignIn
 from tollway.identity.siwe import parse_origin
 from tollway.payments.transaction_inspection import TransactionInspector
@@ -21,42 +22,41 @@ from tollway.web.operator.transactions import AdminTransactions
 from tollway.web.pages.assets import asset_router, read_assets
 from tollway.web.pages.renderer import PageRenderer
 
-if TYPE_CHECKING:  # the app builds this application
-    from tollway.app.lifecycle import App
 
-
-def build_admin_app(app: "App", metrics: ASGIApp, *, web: WebContext) -> ASGIApp:
+def build_admin_app(
+    parts: GatewayParts, metrics: ASGIApp, *, web: WebContext, check_ready: CheckReady
+) -> ASGIApp:
     """`metrics` alone where the pages are switched off."""
-    settings, listen, database = app.settings, app.settings.admin_listen, app.database
+    settings, listen, database = parts.settings, parts.settings.admin_listen, parts.database
     if not settings.web_pages or listen is None:
         return metrics
     assets = read_assets()
     sign_in = AdminSignIn(
         SqlAdminSessions(database),
-        app.sign_in,
+        parts.sign_in,
         operators=settings.operators,
         public_origin=parse_origin(settings.public_url),
         now_ms=web.now_ms,
         entropy=secrets.token_bytes,
     )
-    gas_budget = app.settlement_services.gas_budget
-    fleet = app.fleet_view
+    gas_budget = parts.settlement_services.gas_budget
+    fleet = parts.fleet_view
     pages = admin_router(
         AdminContext(
             web=web,
             sign_in=AdminSignInPages(sign_in, web.sign_in_limit, limits=settings.limits),
-            moderation=app.moderation,
-            operator_ledger=app.operator_ledger,
-            entries=app.audit_log,
+            moderation=parts.moderation,
+            operator_ledger=parts.operator_ledger,
+            entries=parts.audit_log,
             open_calls=OpenCallStore(database, limits=settings.limits),
             transactions=AdminTransactions(
                 TransactionInspector(
-                    app.transaction_verifier.lookup,
-                    app.payments,
-                    rules=app.rules,
-                    quota=app.call_limits,
+                    parts.transaction_verifier.lookup,
+                    parts.payments,
+                    rules=parts.rules,
+                    quota=parts.call_limits,
                 ),
-                rules=app.rules,
+                rules=parts.rules,
                 profiles=web.profiles,
             ),
             books=BookFigures(database),
@@ -66,8 +66,8 @@ def build_admin_app(app: "App", metrics: ASGIApp, *, web: WebContext) -> ASGIApp
             runbooks=read_runbooks(),
             gateway_name=parse_origin(settings.public_url).authority,
             own_id=fleet.owner_id,
-            check_ready=app.check_ready,
-            count_in_flight=lambda: app.shedder.running,
+            check_ready=check_ready,
+            count_in_flight=lambda: parts.shedder.running,
             list_gas_keys=gas_budget.list_keys,
             list_gas_spending=gas_budget.list_spending,
             fleet=fleet.figures,
@@ -79,7 +79,7 @@ def build_admin_app(app: "App", metrics: ASGIApp, *, web: WebContext) -> ASGIApp
         )
     )
     pages.routes.extend(asset_router(assets).routes)
-    renderer = PageRenderer(assets, public_url="", test_money=describe_money(app.rules), sections=SECTIONS)
+    renderer = PageRenderer(assets, public_url="", test_money=describe_money(parts.rules), sections=SECTIONS)
     return AdminApp(
         metrics=metrics,
         pages=pages,

@@ -8,84 +8,34 @@ import asyncio
 import contextlib
 import gc
 import platform
-import secrets
 import signal
-import time
-import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import structlog
-from prometheus_client import CollectorRegistry, make_asgi_app
+from prometheus_client import make_asgi_app
 from starlette.types import ASGIApp
 
 from tollway import __version__
 from tollway.app.admin_wiring import build_admin_app
-from tollway.app.fleet_view import FleetView
-from tollway.app.observation import NodeMetrics, make_settlement_metrics
-from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
+from tollway.app.asgi_wiring import AsgiBuilder
+from tollway.app.parts import GatewayParts
+from tollway.app.runtime import BackgroundTaskGroup, now_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
-from tollway.app.span_queue import make_tracing
-from tollway.app.webhooks import WebhookServices
-from tollway.app.wiring import (
-    AsgiBuilder,
-    ReputationServices,
-    SettlementServices,
-)
-from tollway.chain.networks import ChainRules
-from tollway.chain.nodes import AWAY_INTERVAL_S, NodeHealth
-from tollway.chain.rpc import ChainEndpoints, RpcReader
-from tollway.config.settings import Settings, ensure_secret_key
+from tollway.chain.nodes import AWAY_INTERVAL_S
+from tollway.config.settings import Settings
 from tollway.config.values import Listen
 from tollway.errors import SettingsInvalid, StorageUnavailable
-from tollway.gateway.call_rates import CallRateLimits
-from tollway.identity.sessions import SignIn
-from tollway.identity.signatures import SignatureVerifier
-from tollway.identity.siwe import PublicOrigin, parse_origin
-from tollway.ids import ChainId, TxHash, format_network
-from tollway.ledger.records import Payment
-from tollway.observability.background import BackgroundTasks, TaskName, run_all
-from tollway.observability.call_trace import SPANS_MAX
-from tollway.observability.recent_metrics import SAMPLE_INTERVAL_S, RecentMetrics
-from tollway.observability.telemetry import (
-    BackgroundTaskStatus,
-    Metrics,
-    change_log_level,
-    observe_log_events,
-)
-from tollway.outbound.client import HttpClient
-from tollway.outbound.probes import Fetcher
-from tollway.payments.reorg_watcher import ReorgTraces, ReorgWatcher
-from tollway.payments.settlement_rules import SettlementRules
-from tollway.payments.transaction_verifier import TransactionVerifier
-from tollway.rate_limits.limiter import RateLimiter
-from tollway.registry.listing import CatalogEntry
-from tollway.storage.accounts.identity_store import ModerationStore, SqlSessions
-from tollway.storage.accounts.viewer_store import SqlViewers
-from tollway.storage.catalog.catalog_store import CatalogStore
-from tollway.storage.catalog.creation_store import CreationStore
-from tollway.storage.engine.database import Database, ProcessLock, SqliteDatabase, connect_database
-from tollway.storage.engine.encryption import Sealer
+from tollway.ids import TxHash
+from tollway.observability.background import TaskName, run_all
+from tollway.observability.recent_metrics import SAMPLE_INTERVAL_S
+from tollway.observability.telemetry import change_log_level, observe_log_events
+from tollway.storage.engine.database import ProcessLock, SqliteDatabase
 from tollway.storage.engine.leadership import Duty, Leadership
-from tollway.storage.engine.migrate import SchemaCheck, find_revision
-from tollway.storage.ledger.finality import FinalityStore
-from tollway.storage.ledger.gas_store import GasStore
-from tollway.storage.ledger.history import HistoryStore
-from tollway.storage.ledger.ledger_store import LedgerStore
-from tollway.storage.ledger.payments import PaymentLedgerStore
-from tollway.storage.ledger.period_books import PeriodBookStore
-from tollway.storage.operator.operator_reads import FleetFiguresStore
-from tollway.storage.operator.operator_writes import AuditLogStore, OperatorStore
-from tollway.storage.webhooks.webhook_events import EventLog
-from tollway.web.api.kept_sums import KeptSums
-from tollway.web.http.admission import LoadShedder, read_resident_bytes
+from tollway.storage.engine.migrate import find_revision
 from tollway.web.http.server import HttpServer, reserved_ports, serve_all
-
-if TYPE_CHECKING:
-    from tollway.rate_limits.redis_windows import RedisWindows
 
 _log = structlog.get_logger(__name__)
 
@@ -107,285 +57,25 @@ _NO_TRANSACTION = TxHash(
 )  # no payment has this hash; the look-up only shows whether the database is readable
 
 
-class App:
+class App(GatewayParts):
     """The composition root of one gateway. `async with App(settings) as app:` opens it; its exit completes the ledger's writes, then closes."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = ensure_secret_key(settings)
-        self.database = self._connect_database()
-        self.schema = SchemaCheck(self.database)
+        super().__init__(settings)
         self._can_write = True  # `ledger.open` writes; after it each renewal of the lease updates this
-        self.rules: dict[ChainId, ChainRules] = {
-            network.rules.chain_id: network.rules for network in settings.networks
-        }
-        self.metrics = Metrics(CollectorRegistry())
-        self.recent_metrics = RecentMetrics(self.metrics, clock=time.monotonic)
-        self._add_metrics()
-        self.background = BackgroundTasks()
-        self.metrics.add_background(self._read_background)
         self._is_stopping = False
         self.is_debug = False
         self._debug_end: asyncio.TimerHandle | None = None
         self._stack = contextlib.AsyncExitStack()
         self._servers: tuple[HttpServer, ...] = ()
-        self.redis_windows = self._make_redis_windows()
-        self.rate_limiter = RateLimiter(self.redis_windows)
-        self._wire()
-
-    def _add_metrics(self) -> None:
-        metrics, outages = self.metrics, self.database.outages
-        metrics.add_storage(lambda: not outages.is_away, outages.read_away_s)
-        for network in self.settings.networks:
-            metrics.add_network(
-                network.rules.network,
-                nodes=len(network.rpc_urls),
-                block_time_s=network.settlement.block_time_s,
-                gas_keys=[str(key.address) for key in network.settlement.gas_keys],
-            )
-
-    # ---- Wiring: bottom up.
-
-    def _wire(self) -> None:
-        settings, limits = self.settings, self.settings.limits
-        origin = parse_origin(settings.public_url)
-        key, *others = [key.get_secret_value() for key in settings.secret_keys]
-        self.sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
-        self.events = EventLog()
-        self.span_queue, self.trace_sampler = make_tracing(settings, self.metrics)
-        self.catalog = CatalogStore(
-            self.database,
-            sealer=self.sealer,
-            now_ms=now_ms,
-            only_verified=settings.require_ownership,
-            events=self.events,
+        self._asgi = AsgiBuilder(
+            self,
+            check_ready=self.check_ready,
+            check_traffic=self.check_traffic,
+            is_debug=lambda: self.is_debug,
         )
-        self._open_stores()
-        self.chains = self._make_chains()
-        self.node_health = NodeHealth(self.chains, self.rules, limits=limits)
-        self.fleet_view = self._make_fleet_view()
-        self.http_client = self._make_http_client(origin)
-        self.fetcher = Fetcher(self.http_client)
-        self._make_reputation()
-        self.call_limits = CallRateLimits(limits=limits, rate_limiter=self.rate_limiter)
-        verifier = SignatureVerifier(self.chains, limits=limits)
-        self.transaction_verifier = TransactionVerifier(
-            payments=self.payments,
-            readiness=self.operator_ledger,
-            chains=self.chains,
-            rules=self.rules,
-            signature_verifier=verifier,
-            quota=self.call_limits,
-            limits=limits,
-            now_ms=now_ms,
-            find_older_terms=self._load_older_terms,
-            find_payee_heads=self.catalog.list_payee_heads,
-            on_outcome=lambda network, outcome: self.metrics.payments.labels(network, outcome).inc(),
-        )
-        self.settlement_services = SettlementServices(
-            database=self.database,
-            sealer=self.sealer,
-            ledger=self.ledger,
-            gas_ledger=GasStore(self.database),
-            chains=self.chains,
-            rules=self.rules,
-            settlement_rules=self._settlement_rules(),
-            limits=limits,
-            now_ms=now_ms,
-            rate_limiter=self.rate_limiter,
-            background=self.background,
-            metrics=make_settlement_metrics(self.metrics),
-            traces=self.trace_sampler,
-        )
-        self.watcher = self._make_watcher()
-        for chain_id, rules in self.rules.items():
-            age = self.metrics.payment_look_age.labels(rules.network)
-            age.set_function(partial(self.watcher.check_age_s, chain_id))
-        self.sign_in = SignIn(
-            self.sessions,
-            verifier,
-            self.call_limits,
-            origin=origin,
-            limits=limits,
-            now_ms=now_ms,
-            entropy=secrets.token_bytes,
-        )
-        self.shedder = LoadShedder(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
-        self.metrics.calls_in_flight.set_function(lambda: self.shedder.running)
-        self.metrics.upstreams_down.set_function(self.reputation_services.breaker.count_down)
-        self._asgi = AsgiBuilder(self, origin=origin, now_ms=now_ms)
         self.asgi_app = self._asgi.build()
-        self.server = self._make_server(self.asgi_app, settings.listen)
-
-    def _make_fleet_view(self) -> FleetView:
-        windows = self.redis_windows
-        return FleetView(
-            self.settings,
-            database=self.database,
-            owner_id=self.ledger.owner_id,
-            chains=self.chains,
-            metrics=self.metrics,
-            recent_metrics=self.recent_metrics,
-            figures=self.fleet_figures,
-            read_background=self._read_background,
-            is_shared_rates_up=None if windows is None else lambda: windows.is_up,
-            now_ms=self.ledger.shared_ms,
-        )
-
-    def _make_reputation(self) -> None:
-        """Webhooks, and ownership and quality of listings, which write events of webhooks."""
-        settings = self.settings
-        self.webhook_services = WebhookServices(
-            settings,
-            database=self.database,
-            events=self.events,
-            sealer=self.sealer,
-            http_client=self.http_client,
-            rules=self.rules,
-            now_ms=self.ledger.shared_ms,
-            background=self.background,
-        )
-        self.reputation_services = ReputationServices(
-            settings,
-            database=self.database,
-            http_client=self.http_client,
-            chains=self.chains,
-            now_ms=now_ms,
-            ledger_ms=self.ledger.shared_ms,
-            background=self.background,
-            webhooks=self.webhook_services,
-        )
-
-    def _open_stores(self) -> None:
-        self.creations = CreationStore(self.database, now_ms=now_ms, limits=self.settings.limits)
-        self.ledger = self._make_ledger()
-        self.payments = PaymentLedgerStore(self.database, limits=self.settings.limits, events=self.events)
-        self.call_history = HistoryStore(self.database, limits=self.settings.limits)
-        self.period_books = KeptSums(
-            PeriodBookStore(self.database, limits=self.settings.limits),
-            clock=time.monotonic,
-            now_ms=self.ledger.shared_ms,
-        )
-        self.operator_ledger = OperatorStore(self.database, now_ms=self.ledger.shared_ms)
-        self.sessions = SqlSessions(self.database)
-        self.viewers = SqlViewers(self.database)
-        self.moderation = ModerationStore(self.database)
-        self.audit_log = AuditLogStore(self.database)
-        self.fleet_figures = FleetFiguresStore(
-            self.database,
-            sealer=self.sealer,
-            has_other_keys=len(self.settings.secret_keys) > 1,
-            now_ms=self.ledger.shared_ms,
-        )
-
-    def _connect_database(self) -> Database:
-        return connect_database(self.settings.database_url.get_secret_value())
-
-    def _make_redis_windows(self) -> "RedisWindows | None":
-        settings, limits = self.settings, self.settings.limits
-        if settings.rate_limit_url is None:
-            return None
-        try:
-            from tollway.rate_limits.redis_windows import RedisWindows  # noqa: PLC0415 - loads redis, which most gateways do not use
-        except ModuleNotFoundError as exc:
-            raise SettingsInvalid(
-                [
-                    "rate_limit_url: the packages for shared rates are not installed; run: pip install 'tollway[redis]'"
-                ]
-            ) from exc
-
-        assert settings.secret_key is not None
-        return RedisWindows(
-            settings.rate_limit_url.get_secret_value(),
-            namespace=settings.public_url,
-            secret=settings.secret_key.get_secret_value(),
-            deadline_s=limits.shared_rates_deadline_s,
-            retry_s=limits.shared_rates_retry_s,
-            on_change=self.metrics.add_shared_rates(),
-        )
-
-    def _settlement_rules(self) -> dict[ChainId, SettlementRules]:
-        networks = self.settings.networks if self.settings.x402 or self.settings.mpp else ()
-        return {network.rules.chain_id: network.settlement for network in networks}
-
-    def _make_chains(self) -> RpcReader:
-        return RpcReader(
-            {
-                network.rules.chain_id: ChainEndpoints(
-                    urls=tuple(url.get_secret_value() for url in network.rpc_urls),
-                    agreement_min=network.agreement_min,
-                    is_by_value=network.rules.agreement_above is not None,
-                )
-                for network in self.settings.networks
-            },
-            limits=self.settings.limits,
-            on_request=lambda count: self.metrics.rpc_requests.inc(),
-            observer=NodeMetrics(self.metrics),
-        )
-
-    def _make_watcher(self) -> ReorgWatcher:
-        return ReorgWatcher(
-            self.payments,
-            FinalityStore(
-                self.database,
-                now_ms=self.ledger.shared_ms,
-                limits=self.settings.limits,
-                events=self.events,
-            ),
-            self.chains,
-            self.rules,
-            limits=self.settings.limits,
-            now_ms=now_ms,
-            on_gone=self._on_gone,
-            task=self.background[TaskName.PAYMENT_CHECK],
-            traces=self._make_reorg_traces(),
-        )
-
-    def _make_reorg_traces(self) -> ReorgTraces | None:
-        if self.trace_sampler is None:
-            return None
-        return ReorgTraces(self.trace_sampler, partial(self.ledger.spending_calls, limit=SPANS_MAX))
-
-    def _make_ledger(self) -> LedgerStore:
-        """Test gateways override this and `_make_http_client`."""
-        return LedgerStore(
-            self.database,
-            owner_id=uuid.uuid4().hex,
-            limits=self.settings.limits,
-            now_ms=now_ms,
-            ticks_ms=ticks_ms,
-            unfinal_max_nano=self.settings.unfinal_spend_max_nano,
-            on_batch=self.metrics.claims_batch_size.observe,
-            on_commit=lambda kind, seconds: self.metrics.commit_seconds[kind].observe(seconds),
-            on_lapse=self.metrics.lease_lapses.add,
-            on_restore=self._on_restore,
-            writer=self.background[TaskName.LEDGER_WRITER],
-            events=self.events,
-            traces=self.trace_sampler,
-        )
-
-    def _make_http_client(self, origin: PublicOrigin) -> HttpClient:
-        settings = self.settings
-        return HttpClient(
-            limits=settings.limits,
-            allow_private=settings.allow_private_endpoints,
-            ticks_ms=ticks_ms,
-            own_origins=frozenset({str(origin)}),
-            own_listeners=frozenset(
-                (listen.host, listen.port)
-                for listen in filter(None, (settings.listen, settings.admin_listen))
-            ),
-        )
-
-    async def _load_older_terms(self, entry: CatalogEntry, moment_ms: int) -> CatalogEntry:
-        return replace(entry, versions=await self.catalog.terms_since(entry.listing.id, moment_ms))
-
-    def _on_restore(self) -> None:
-        self.metrics.database_setbacks.inc()
-        self.catalog.clear_cache()
-
-    def _on_gone(self, payment: Payment) -> None:
-        self.metrics.reorgs.add(format_network(payment.chain_id))
-        self.transaction_verifier.forget_payer(payment.payer)
+        self.server = self._make_server(self.asgi_app, self.settings.listen)
 
     # ---- Opening and closing.
 
@@ -548,7 +238,8 @@ class App:
         return HttpServer(app, host=listen.host, port=listen.port, limits=self.settings.limits)
 
     def build_admin_app(self) -> ASGIApp:
-        return build_admin_app(self, make_asgi_app(self.metrics.registry), web=self._asgi.context)
+        metrics = make_asgi_app(self.metrics.registry)
+        return build_admin_app(self, metrics, web=self._asgi.context, check_ready=self.check_ready)
 
     async def _report(self, notifier: ServiceNotifier) -> None:
         """Readiness once, then the watchdog, from this event loop: a loop that stands still is restarted, a gateway whose database is away is not."""
@@ -608,17 +299,6 @@ class App:
             self._can_write = False
             raise
         self._can_write = True
-
-    def _read_background(self) -> Iterator[BackgroundTaskStatus]:
-        for task in self.background:
-            yield BackgroundTaskStatus(
-                name=task.name.value,
-                is_running=task.is_running,
-                has_ended=task.has_ended,
-                age_s=task.age_s,
-                interval_s=task.interval_s,
-                failures=task.failures,
-            )
 
     async def _recover(self) -> None:
         if recovered := await self.ledger.recover(now_ms=now_ms()):
