@@ -48,7 +48,11 @@ def call_record_row(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def insert_calls(connection: Connection, rows: Iterable[dict[str, Any]]) -> None:
-    """Writes calls, their terms, and what `reorged` ones owe."""
+    """Writes calls, their terms, and what `reorged` ones owe.
+
+    The calls are returned, so that SQLAlchemy writes many rows with a statement: the trigger that counts calls writes its row anew for each
+    statement, and PostgreSQL walks through all its versions of one transaction.
+    """
     rows = list(rows)
     terms: dict[CallTerms, TermsReference] = {}
     calls = []
@@ -58,7 +62,7 @@ def insert_calls(connection: Connection, rows: Iterable[dict[str, Any]]) -> None
         own = {name: value for name, value in row.items() if name not in _TERMS}
         calls.append({**own, **terms[shared]._asdict()})
     write_terms(connection, terms)
-    connection.execute(insert(call_table), calls)
+    connection.execute(insert(call_table).returning(call_table.c.id), calls)
     for row in rows:
         if row["state"] == "reorged" and row["pay_to"] is not None:
             _add_debt(connection, row)
