@@ -4,6 +4,7 @@ after this one.
 
 import asyncio
 import contextlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +23,8 @@ from tollway.storage.engine.database import Database, connect_database
 from tollway.storage.engine.migrate import MIGRATIONS, upgrade
 
 TEMPLATE = "template_books"
+UNSAFE_SETTINGS = ("-c", "fsync=off", "-c", "max_wal_size=256MB")
+"""A server that is lost with its machine: the files need not outlive it."""
 
 _NEWER_MIGRATION = """
 import sqlalchemy as sa
@@ -48,12 +51,13 @@ def run_postgres() -> Iterator[str]:
     """The URL of a PostgreSQL server, stopped and deleted at the end."""
     from tests.kit.postgres_programs import (  # not in `make quick`
         end_server,
+        find_memory,
         find_user,
         run_program,
         start_server,
     )
 
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"pg-{os.getpid()}-", dir=find_memory()))
     data, log = folder / "data", folder / "log"
     user = find_user(folder)
     try:
@@ -68,7 +72,7 @@ def run_postgres() -> Iterator[str]:
             str(data),
             user=user,
         )
-        server = start_server(data, "-h", "", "-k", str(folder), "-c", "fsync=off", log=log, user=user)
+        server = start_server(data, "-h", "", "-k", str(folder), *UNSAFE_SETTINGS, log=log, user=user)
         try:
             url = f"postgresql://postgres:@/postgres?host={folder}"
             run_in_thread(_wait_for_response(url, server, log))
@@ -126,7 +130,7 @@ async def open_database(url: str) -> AsyncIterator[Database]:
 
 async def execute_sql(url: str, *statements: str) -> None:
     """Executes statements in a PostgreSQL database."""
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(url, command_timeout=DEADLINE_S)
     try:
         for statement in statements:
             await connection.execute(statement)

