@@ -222,8 +222,8 @@ def test_twenty_threads_sign_no_more_than_the_budget(hostile, client_options):
     assert hostile.can_cash == 50_000
 
 
-SPENDER = """
-import sys
+SPENDERS = """
+import os, sys
 from pathlib import Path
 
 import httpx
@@ -234,40 +234,46 @@ from test_flow_hostile_gateway import HostileGateway
 
 from tollway.client import CallerFailure, Patience, TollwayClient, Wallet
 
-fake = FakeGateway(chain=FakeChain())
-fake.offer_authorizations()
-hostile = HostileGateway(fake=fake, word="402")
-print("ready", flush=True)
-sys.stdin.readline()
-with TollwayClient(
-    "https://gateway.test", wallet=Wallet.from_key(KEY), chains=[84532], store_path=Path(sys.argv[1]),
-    budget="0.05 USDC", patience=Patience(poll_s=0.001, wait_s=0.02), transport=httpx.MockTransport(hostile.handle),
-) as client:
-    for _ in range(4):
-        try:
-            client.call("api_1")
-        except CallerFailure:
-            pass
-print(hostile.can_cash, flush=True)
+def spend():
+    fake = FakeGateway(chain=FakeChain())
+    fake.offer_authorizations()
+    hostile = HostileGateway(fake=fake, word="402")
+    os.read(all_are_forked, 1)
+    with TollwayClient(
+        "https://gateway.test", wallet=Wallet.from_key(KEY), chains=[84532], store_path=Path(sys.argv[1]),
+        budget="0.05 USDC", patience=Patience(poll_s=0.001, wait_s=0.02), transport=httpx.MockTransport(hostile.handle),
+    ) as client:
+        for _ in range(4):
+            try:
+                client.call("api_1")
+            except CallerFailure:
+                pass
+    print(hostile.can_cash, flush=True)
+
+all_are_forked, forking = os.pipe()
+spenders = []
+for _ in range(10):
+    spenders.append(os.fork())
+    if spenders[-1] == 0:
+        os.close(forking)
+        spend()
+        os._exit(0)
+os.close(forking)
+assert [os.waitpid(pid, 0)[1] for pid in spenders] == [0] * 10
 """
 
 
 @pytest.mark.process
 def test_ten_processes_sign_no_more_than_the_budget(store_path):
-    spenders = [
-        subprocess.Popen(
-            [sys.executable, "-c", SPENDER, str(store_path), str(Path(__file__).parent)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(10)
-    ]
-    assert [spender.stdout.readline() for spender in spenders] == ["ready\n"] * 10
-    for spender in spenders:
-        spender.stdin.write("go\n")
-        spender.stdin.flush()
-    assert sum(int(spender.communicate(timeout=60)[0]) for spender in spenders) == 50_000
+    ran = subprocess.run(
+        [sys.executable, "-c", SPENDERS, str(store_path), str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    sums = [int(line) for line in ran.stdout.splitlines()]
+    assert (len(sums), sum(sums)) == (10, 50_000)
 
 
 # ---- What the chain says later.
