@@ -141,7 +141,7 @@ async def execute_sql(url: str, *statements: str) -> None:
 def run_in_thread(job: Coroutine[Any, Any, object]) -> None:
     """Runs a coroutine to its end in a thread, beside the event loop of the test."""
     with ThreadPoolExecutor(max_workers=1) as threads:
-        threads.submit(asyncio.run, job).result()
+        threads.submit(asyncio.run, asyncio.wait_for(job, DEADLINE_S)).result()
 
 
 def write_newer_migrations(folder: Path, *, floor: str = "") -> Path:

@@ -105,7 +105,9 @@ class PostgresNode:
         limit = "unlimited" if file_bytes_max is None else str(file_bytes_max)
         for one in self._family():
             command = ["prlimit", "--pid", str(one.pid), f"--fsize={limit}:"]
-            done = subprocess.run(command, user=self._user, cwd="/", capture_output=True, check=False)
+            done = subprocess.run(
+                command, user=self._user, cwd="/", capture_output=True, timeout=ANSWER_DEADLINE_S, check=False
+            )
             assert done.returncode == 0 or not one.is_running(), done.stderr
 
     async def _end(self, number: int) -> None:

@@ -6,7 +6,6 @@ measurements. Nothing here decides anything.
 """
 
 import asyncio
-import contextlib
 import json
 import secrets
 import time
@@ -155,8 +154,6 @@ class SettlementServices:
                 yield
             finally:
                 following.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await following
 
     async def sweep(self) -> None:
         """One round of recovery over the settlements that no call waits for."""

@@ -18,7 +18,7 @@ from tests.kit.payer import has_terms
 from tests.kit.sql_ledger import SqlLedger
 from tests.kit.stores import make_sealer
 from tests.kit.upstream import Arrived, plain, run_upstream
-from tests.kit.waits import until
+from tests.kit.waits import DEADLINE_S, until
 from tests.model.ledger import MemoryLedger
 from tollway.errors import StorageUnavailable
 from tollway.ledger.records import CallState
@@ -307,11 +307,12 @@ class ConcurrentCalls:
 
     async def write_late_closes(self) -> None:
         """Returns once the database takes writes again, and the first gateway has written what is late."""
-        while True:
-            with contextlib.suppress(StorageUnavailable):
-                await self.gateways[0].ledger.recover(now_ms=self.gateways[0].clock.ms)
-                return
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                with contextlib.suppress(StorageUnavailable):
+                    await self.gateways[0].ledger.recover(now_ms=self.gateways[0].clock.ms)
+                    return
+                await asyncio.sleep(0.05)
 
     async def retry_dropped(self, answers: list[Exchange], *, at: int = 0) -> int:
         """Repeats each call that got no response, as its refusal says. Returns how many were repeated."""

@@ -21,9 +21,11 @@ LOOK_S = 0.25
 async def resend_stranded(driver: ChainDriver) -> AsyncIterator[None]:
     """Checks the pool while the context is open. Repeats the request to a node without a response."""
 
+    is_over = asyncio.Event()
+
     async def look() -> None:
         before: frozenset[str] = frozenset()
-        while True:
+        while not is_over.is_set():
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, RpcRefused):
                 before = await resend_stranded_once(driver, before)
             await asyncio.sleep(LOOK_S)
@@ -33,6 +35,7 @@ async def resend_stranded(driver: ChainDriver) -> AsyncIterator[None]:
         try:
             yield
         finally:
+            is_over.set()
             looking.cancel()
 
 
