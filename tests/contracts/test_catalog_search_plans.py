@@ -36,7 +36,6 @@ from tollway.storage.ledger.payments import insert_payment, unfinal_query
 pytestmark = pytest.mark.dialects
 
 CALLS, LISTINGS = 3_000, 1_500
-FILLED_AT_ONCE = 250
 DIALECTS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
 OTHER = Address(b"\x0c" * 20)
 STATES = {0: ("released", 503), 1: ("consumed", 404), 2: ("unknown", None), 3: ("forwarding", None)}
@@ -98,13 +97,8 @@ def make_filled(request: pytest.FixtureRequest, name: str, fill: Fill) -> Iterat
 
 @pytest.fixture(scope="module", params=DIALECTS)
 def calls_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    async def fill(database: Database) -> None:
-        rows = call_rows()
-        for first in range(0, len(rows), FILLED_AT_ONCE):
-            part = rows[first : first + FILLED_AT_ONCE]
-            await database.write(partial(insert_calls, rows=part), is_long=True)
-
-    yield from make_filled(request, "plans_of_calls", fill)
+    write = partial(insert_calls, rows=call_rows())
+    yield from make_filled(request, "plans_of_calls", lambda database: database.write(write, is_long=True))
 
 
 @pytest.fixture
