@@ -43,9 +43,12 @@ def find_user(folder: Path) -> str | None:
 def find_memory() -> Path | None:
     """A folder in memory, where a new database waits for no disk; None where there is little memory. What a killed process left there is deleted."""
     for left in MEMORY.glob("pg-*-*"):
-        if not psutil.pid_exists(int(left.name.split("-")[1])):
+        pid = left.name.split("-")[1]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
-    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
+    if not MEMORY.is_dir():
+        return None
+    has_room = min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available) >= MEMORY_BYTES_MIN
     return MEMORY if has_room else None
 
 
