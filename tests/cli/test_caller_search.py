@@ -27,7 +27,13 @@ DETAILS = {
     "api_1": {"networks": ["eip155:8453", "eip155:84532"], "quality": MEASURED, "verified": True},
     "api_2": {"networks": ["eip155:8453\x1b[31m"], "quality": UNMEASURED, "verified": False},
 }
-AGENT = {"id": "api_1", "name": "Rain", "whenToUse": "to\nname  Sun", "payment": {"required": True}}
+AGENT = {
+    "id": "api_1",
+    "name": "Rain",
+    "whenToUse": "to\nname  Sun",
+    "payment": {"required": True},
+    "operations": [{"method": "GET", "path": "/rain", "price": "0.01 USDC"}],
+}
 
 
 class Registry(ThreadingHTTPServer):
@@ -162,6 +168,17 @@ def test_show_is_an_outline_in_which_no_text_makes_lines_of_its_own(
     assert "name  Rain" in lines
     assert "name  Sun" not in lines
     assert "payment  {required: yes}" in lines
+
+
+@pytest.mark.usefixtures("terminal")
+def test_show_begins_with_the_operations(run: Callable[..., Result]) -> None:
+    lines = run("show", "api_1").stdout.splitlines()
+    assert lines[:4] == [
+        "id  api_1",
+        "name  Rain",
+        "operations",
+        "  - {method: GET, path: /rain, price: 0.01 USDC}",
+    ]
 
 
 @pytest.mark.usefixtures("terminal")

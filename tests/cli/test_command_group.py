@@ -70,8 +70,6 @@ def test_a_group_lists_its_commands(group: str) -> None:
         (("gateway", "listing"), "Did you mean: tollway gateway listings?"),
         (("serv",), "Did you mean: tollway gateway serve?"),
         (("wallet", "block"), "Did you mean: tollway gateway wallets block?"),
-        (("listing", "list"), "Did you mean: tollway search --provider $(tollway wallet address)?"),
-        (("listing", "list", "--json"), "Did you mean: tollway search --provider $(tollway wallet address)?"),
         (("listing", "list", "--suspended"), "Did you mean: tollway gateway listings --suspended?"),
         (("wallet", "list", "--blocked"), "Did you mean: tollway gateway wallets --blocked?"),
         (("xyzzy",), "There is no command 'xyzzy'."),

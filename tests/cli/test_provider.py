@@ -23,11 +23,15 @@ from tests.kit.gateway import serve_app
 from tests.kit.ledger_records import operator_origin
 from tests.kit.listing_routes import BODY, ListingRoutesHarness, open_listing_routes
 from tests.kit.routes import ALICE, authenticate_as
+from tollway.cli import own_listings
+from tollway.cli.inputs import read_wallet
 from tollway.cli.main import make_app
+from tollway.cli.own_listings import OwnListings
 from tollway.cli.provider import REPLACED_MEMBERS, describe_trial
+from tollway.cli.published import DRY_RUN_LINES_MAX, describe_dry_run, list_next_steps
 from tollway.client import create_key_file
 from tollway.identity.authenticator import Identity
-from tollway.ids import ListingId
+from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.draft import ListingBody
 from tollway.registry.listing_patch import KEPT_MEMBERS
@@ -76,6 +80,8 @@ class Setup:
     key_file: Path
     posted: list[tuple[str, Any]] = field(default_factory=list)
     trial: dict[str, Any] = field(default_factory=lambda: dict(TRIAL))
+    sales: list[dict[str, Any]] = field(default_factory=list)
+    wallet: Address = ALICE
 
     @property
     def environment(self) -> dict[str, str]:
@@ -124,14 +130,19 @@ async def open_setup(key_file: Path) -> AsyncIterator[Setup]:
     async def authenticate(request: Request) -> Identity:
         await request.body()
         assert {"signature-input", "x-test-wallet"} & set(request.headers)
-        return await authenticate_as(ALICE)(request)
+        return await authenticate_as(setup.wallet)(request)
 
     async def keep(request: Request) -> JSONResponse:
         setup.posted.append((request.url.path, json.loads(await request.body())))
         return JSONResponse(setup.trial)
 
+    async def sum_sales(request: Request) -> JSONResponse:
+        await authenticate(request)
+        return JSONResponse({"sales": setup.sales, "totals": [], "isLowerBound": False})
+
     others = Router(
         [
+            Route("/api/v2/sales", sum_sales, methods=["GET"]),
             Route("/api/v2/apis/{apiId}/trial", keep, methods=["POST"]),
             Route("/api/v2/history/{callId}/resolution", keep, methods=["POST"]),
         ]
@@ -232,6 +243,123 @@ async def test_refuses_options_that_cannot_be_read(setup: Setup, words: list[str
     done = await setup.run("listing", "publish", *words)
     assert done.exit_code == 2
     assert said in json.loads(done.stderr)["error"]["detail"]
+
+
+def test_a_dry_run_is_ten_lines_at_most_without_the_text_of_a_provider_among_ours() -> None:
+    entry = {"method": "GET", "path": "/q/{s}", "price": "0.01 USDC", "leftOut": []}
+    schema = {"properties": {"s": {"type": "string"}}, "required": ["s"]}
+    preview = {
+        **BODY,
+        "name": "Rain\n  GET /free\x1b[2J" + "n" * 200,
+        "payTo": "0x1",
+        "networks": ["eip155:1"],
+        "status": "active",
+        "dryRun": True,
+        "agent": {"operations": [{**entry, "inputSchema": schema}, *[entry] * 8], "operationsLeftOut": 3},
+    }
+    lines = describe_dry_run(preview)
+    assert len(lines) == DRY_RUN_LINES_MAX
+    assert lines[1].startswith("Rain GET /free\ufffd[2Jn")
+    assert lines[1].endswith("…, 0.010 USDC a call, active")
+    assert lines[2:6] == [
+        "paid to 0x1 on eip155:1",
+        "calls go to https://api.example.com/v1/",
+        "  GET /q/{s}  0.01 USDC  s* string",
+        "  GET /q/{s}  0.01 USDC",
+    ]
+    assert lines[8:] == [
+        "  and 8 more operations",
+        "--json prints all members, and the document that agents read",
+    ]
+    assert describe_dry_run({"agent": "no", "networks": 3})[-1] == lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("members", "command"),
+    [
+        ({}, "tollway listing test api_1"),
+        ({"operations": OPERATIONS}, "tollway listing test api_1 /a"),
+        ({"operations": OPERATIONS[1:]}, "tollway listing test api_1 /b -X POST"),
+        ({"operations": [{"method": "GET", "path": "/a;reboot/{b}"}]}, "tollway listing test api_1 '/a;reboot/{b}'"),
+        ({"operations": ["no"]}, "tollway listing test api_1"),
+    ],
+)  # fmt: skip
+def test_the_next_step_tests_an_operation(members: dict[str, Any], command: str) -> None:
+    lines = list(list_next_steps({"id": "api_1", **members}, gateway="https://g.example"))
+    assert lines == [
+        "Next:",
+        "  its page      https://g.example/apis/api_1",
+        "  prove it      tollway listing verify api_1 --show",
+        f"  test a call   {command}",
+    ]
+
+
+@pytest.mark.process
+async def test_a_terminal_shows_the_next_steps_of_a_new_listing(setup: Setup) -> None:
+    words = ["--name", "W", "--price", "0.01", "--currency", "USDC", "--endpoint", BODY["endpoint"]]
+    setup.harness.open_hosts.add("api.example.com")
+    exit_code, shown = await setup.run_on_terminal("listing", "publish", *words)
+    assert exit_code == 0
+    assert f"its page      {setup.url}/apis/api_" in shown
+    assert "Your API answers everybody" in shown
+    _, shown = await setup.run_on_terminal("listing", "publish", *words, "--dry-run")
+    assert shown.startswith("Nothing was created. The listing would be:\nW, 0.01 USDC a call, active\n")
+
+
+# ---- List.
+
+
+async def test_the_list_has_price_state_and_calls_and_the_suspended_ones(setup: Setup) -> None:
+    await setup.harness.publish(name="Of another wallet")
+    setup.wallet = read_wallet(setup.key_file).address
+    paused = await setup.harness.publish(status="paused", name="=Paused")
+    await setup.harness.publish(name="Quiet")
+    suspended = await setup.harness.publish(name="Suspended")
+    origin = operator_origin(1, reason="under review")
+    await suspend_listing(setup.harness.stores.catalog, ListingId(suspended["id"]), origin=origin)
+    setup.sales = [
+        {"apiId": one["id"], "apiName": one["name"], "calls": calls}
+        for one, calls in (
+            (paused, 2),
+            ({"id": "api_retired", "name": "Retired"}, 9),
+            (suspended, 4),
+            (paused, 5),
+        )
+    ]
+    shown = json.loads((await setup.run("listing", "list")).stdout)
+    assert [tuple(row.values())[1:] for row in shown["listings"]] == [
+        ("Quiet", "0.010", "USDC", "active", 0),
+        ("=Paused", "0.010", "USDC", "paused", 7),
+        ("Suspended", None, None, "suspended", 4),
+    ]
+    assert (shown["total"], shown["isLowerBound"]) == (3, False)
+    lines = (await setup.run("listing", "list", "--csv")).stdout.splitlines()
+    assert lines[0] == "id,name,pricePerRequest,currency,state,calls30d"
+    assert lines[2] == f"{paused['id']},'=Paused,0.010,USDC,paused,7"
+    assert (await setup.run("listing", "list", "--csv", "--json")).exit_code == 2
+
+
+async def test_the_list_has_every_page(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_listings, "PAGE_LISTINGS_MAX", 1)
+    setup.wallet = read_wallet(setup.key_file).address
+    for name in ("A", "B"):
+        await setup.harness.publish(name=name)
+    shown = json.loads((await setup.run("listing", "list")).stdout)
+    assert [row["name"] for row in shown["listings"]] == ["B", "A"]
+
+
+def test_a_terminal_shows_each_listing_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"id": "api_1", "name": "Rain\nfree\x1b[2J", "pricePerRequest": "0.01", "currency": "USDC"}
+    listings = [{**row, "state": "active", "calls30d": 3}]
+    own_listings.print_own_listings(OwnListings(listings=listings, total=2_000, is_lower_bound=True))
+    _, line, *foot = capsys.readouterr().out.splitlines()
+    assert line == "api_1   active 0.01 USDC 3            Rain free\ufffd[2J"
+    assert (
+        " ".join(" ".join(foot).split())
+        == "the newest 1 of 2000 in all; calls are at least these; tollway show ID explains one"
+    )
+    own_listings.print_own_listings(OwnListings(listings=[], total=0, is_lower_bound=False))
+    assert capsys.readouterr().out.startswith("No listings. Publish one:")
 
 
 # ---- Edit.

@@ -41,10 +41,15 @@ def show_listing(
                 else client.fetch_document(requests.show_listing(api_id))
             )
         if is_for_people(as_json=as_json):
-            print_outline(document)
+            print_outline(
+                {**{name: document[name] for name in FIRST_MEMBERS if name in document}, **document}
+            )
         else:
             print_json(document)
 
+
+FIRST_MEMBERS = ("id", "name", "operations", "operationsLeftOut", "operationsAt")
+"""The members of the agent document that `show` prints first."""
 
 LOOKUPS_AT_ONCE_MAX = 8
 LOOKUPS_MAX = 100

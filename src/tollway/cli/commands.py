@@ -73,7 +73,6 @@ ALIASES = {
 """Second names that `--help` leaves out -> the words that they stand for: images, units and habits rely on them."""
 
 NAMED_ELSEWHERE = {
-    "listing list": "search --provider $(tollway wallet address)",
     "listing list --suspended": "gateway listings --suspended",
     "wallet list --blocked": "gateway wallets --blocked",
 }
@@ -171,6 +170,11 @@ COMMANDS = {
         help="An MCP server on stdin and stdout, for desktop agents: find, describe, call and pay for APIs.",
         target="tollway.cli.mcp:serve_mcp",
         example='tollway mcp --max-price "0.05 USDC" --budget "1 USDC"',
+    ),
+    "listing list": CommandRow(
+        help="Lists your listings with price, state and the calls of the last 30 days.",
+        target="tollway.cli.own_listings:list_own",
+        example="tollway listing list",
     ),
     "listing publish": CommandRow(
         help="Publishes an API.",

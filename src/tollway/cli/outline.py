@@ -89,7 +89,7 @@ def _in_one_line(name: str, value: object, *, depth: int) -> str | None:
         return _format_scalar(value)
     if isinstance(value, Mapping):
         if name in _SCHEMA_NAMES:
-            return _format_schema(value)
+            return format_arguments(value)
         if {"rail", "network", "amount", "payTo"} <= value.keys():
             return _format_option(value)
     entries = list(value.values()) if isinstance(value, Mapping) else value
@@ -111,7 +111,7 @@ def _format_option(option: Mapping[str, Any]) -> str:
     )
 
 
-def _format_schema(schema: Mapping[str, Any]) -> str:
+def format_arguments(schema: Mapping[str, Any]) -> str:
     """The members of a schema, required ones with a star: `city* string, days integer`."""
     return _SchemaLine(schema).format(schema, depth=0)
 

@@ -27,7 +27,6 @@ from tollway.cli.inputs import (
 )
 from tollway.cli.listing_changes import Change, format_changes, list_changes
 from tollway.cli.listing_inputs import add_member_options, read_members
-from tollway.cli.outline import print_outline
 from tollway.cli.output import (
     is_for_people,
     open_console,
@@ -35,6 +34,7 @@ from tollway.cli.output import (
     print_json,
     print_text,
 )
+from tollway.cli.published import describe_dry_run, list_next_steps
 from tollway.client import CallerFailure, GatewayRefused, TollwayClient, requests
 from tollway.client.requests import GatewayDocument
 from tollway.client.safe_text import format_value, plain_line
@@ -72,7 +72,7 @@ def publish(
             raise ValueError("nothing to publish: give --file, or --name, --price, --currency and --endpoint")
         with open_client(ctx) as client:
             made = client.fetch_document(requests.publish_listing(draft, dry_run=dry_run))
-        _print_written(made, as_json=as_json)
+        _print_written(made, gateway=client.gateway, as_json=as_json)
 
 
 @add_member_options
@@ -379,18 +379,16 @@ def _confirm(question: str, *, yes: bool, as_json: bool) -> None:
         raise typer.Exit(REFUSED)
 
 
-def _print_written(listing: Mapping[str, Any], *, as_json: bool) -> None:
-    """A created listing; of a dry run what an agent will read."""
+def _print_written(listing: Mapping[str, Any], *, gateway: str, as_json: bool) -> None:
+    """A created listing and what its provider does next; of a dry run the listing that is not created."""
     if not is_for_people(as_json=as_json):
         print_json(listing)
         return
-    agent = listing.get("agent")
-    if isinstance(agent, Mapping):
-        print_text("An agent will read:")
-        print_outline(agent)
-        print_text("Nothing was created.")
+    if listing.get("dryRun") is True:
+        _print_lines(describe_dry_run(listing))
     else:
         print_document({name: listing.get(name) for name in _PUBLISHED}, as_json=False)
+        _print_lines(list_next_steps(listing, gateway=gateway))
     _print_warnings(listing)
 
 
