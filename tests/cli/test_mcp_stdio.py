@@ -55,19 +55,19 @@ async def test_every_tool_is_listed_with_its_schema_and_annotations(connect: Con
             assert shown.annotations.read_only_hint is tool.is_reading
 
 
-async def test_an_answer_is_the_same_as_text_and_structured(connect: Connect) -> None:
+async def test_an_answer_is_json_in_text_once(connect: Connect) -> None:
     async with connect() as client:
         result = await client.call_tool("call_api", {"apiId": "api_1"})
         assert result.is_error is False
-        assert json.loads(result.content[0].text) == result.structured_content
-        assert result.structured_content["body"] == "free"
+        assert [json.loads(one.text)["body"] for one in result.content] == ["free"]
+        assert result.structured_content is None
 
 
 async def test_invalid_arguments_are_a_result_and_send_no_request(connect: Connect) -> None:
     async with connect() as client:
         result = await client.call_tool("call_api", {"apiId": "api_1", "maxBudget": "9999 USDC"})
         assert result.is_error is True
-        assert result.structured_content["error"]["code"] == "invalid_arguments"
+        assert json.loads(result.content[0].text)["error"]["code"] == "invalid_arguments"
 
 
 async def test_a_tool_that_is_not_there_is_an_error_of_the_protocol(connect: Connect) -> None:
@@ -90,6 +90,6 @@ async def test_an_internal_error_has_no_details_for_the_agent(
 ) -> None:
     async with connect() as client:
         result = await client.call_tool("my_calls", {"callId": "broken"})
-        assert result.structured_content["error"]["code"] == "internal_error"
+        assert json.loads(result.content[0].text)["error"]["code"] == "internal_error"
         assert "secret" not in result.content[0].text
         assert "the tool my_calls failed" in caplog.text

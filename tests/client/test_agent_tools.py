@@ -19,8 +19,10 @@ from tollway.client.agent_tools import (
     AgentTools,
     find_tool,
 )
+from tollway.client.safe_text import format_json
 from tollway.discovery.agent_document import describe_for_agents
 from tollway.limits import DEFAULT_LIMITS
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 API, CHAIN, PRICE = "api_1", 84532, 10_000
 KEY_HEX = "11" * 32
@@ -460,6 +462,77 @@ async def test_a_description_is_cleaned_and_holds_what_an_agent_needs_here(make,
     gateway.answers = [lambda _: httpx.Response(200, json=document)]
     told = (await run_tool(make(), "describe_api", apiId=API)).document
     assert told["api"] == {"name": "\ufffdRain", "payment": {"amount": "1"}}
+
+
+LIST_BYTES_MAX = 2_000
+
+
+async def test_the_description_of_an_api_has_what_call_api_needs_and_no_more(make, gateway):
+    view = show_listing(openapi=SAMPLE_DOCUMENT)
+    (document,) = describe_for_agents(view, DEFAULT_LIMITS)
+    gateway.answers = [lambda _: httpx.Response(200, json=document)] * 2
+    tools = make()
+    told = (await run_tool(tools, "describe_api", apiId=API)).document
+    assert len(format_json(told)) <= LIST_BYTES_MAX
+    api = told["api"]
+    assert api["payment"] == {
+        "required": True,
+        "amount": "0.01",
+        "currency": "USDC",
+        "networks": ["eip155:8453"],
+    }
+    assert api["trust"] == {"provider": str(view.listing.provider), "ownershipVerified": False}
+    assert {"inputSchema", "example"} <= api["operations"][0].keys()
+    assert "outputSchema" not in api["operations"][0]
+    whole = (await run_tool(tools, "describe_api", apiId=API, responses=True)).document["api"]
+    assert [
+        one.items() <= more.items() for one, more in zip(api["operations"], whole["operations"], strict=True)
+    ]
+    assert "outputSchema" in whole["operations"][0]
+
+
+async def test_a_list_of_calls_has_a_line_for_each(make, gateway):
+    call = {
+        "id": "call_01" + "k" * 24,
+        "apiId": "api_01" + "k" * 24,
+        "apiName": "Quotes",
+        "provider": "0x" + "a" * 40,
+        "payer": "0x" + "b" * 40,
+        "method": "GET",
+        "path": "/quote/ETH",
+        "status": "succeeded",
+        "httpStatus": 200,
+        "upstreamStatus": 200,
+        "price": "0.01",
+        "currency": "USDC",
+        "requestBytes": 0,
+        "responseBytes": 99,
+        "latencyMs": 9,
+        "idempotencyKey": "k" * 64,
+        "error": None,
+        "createdAt": "2026-11-28T19:10:17.434Z",
+        "payment": {
+            "state": "charged",
+            "rail": "x402",
+            "transaction": "0x" + "c" * 64,
+            "payTo": "0x" + "d" * 40,
+        },
+    }
+    page = {"calls": [call] * 5 + [{"payment": "no", "path": "\u202e/x" + "y" * 900}], "total": 7}
+    gateway.answers = [lambda _: httpx.Response(200, json=page), lambda _: httpx.Response(200, json=call)]
+    tools = make()
+    told = (await run_tool(tools, "my_calls")).document
+    *five, odd = told["calls"]
+    assert five[0] == {
+        **{name: call[name] for name in ("id", "apiId", "apiName", "method", "path", "status", "httpStatus")},
+        "createdAt": call["createdAt"],
+        "price": "0.01 USDC",
+        "paymentState": "charged",
+        "transaction": "0x" + "c" * 64,
+    }
+    assert len(format_json({**told, "calls": five})) <= LIST_BYTES_MAX
+    assert (set(odd), len(odd["path"]), odd["path"][:3]) == ({"path"}, 200, "\ufffd/x")
+    assert (await run_tool(tools, "my_calls", callId=call["id"])).document["payment"] == call["payment"]
 
 
 async def test_operations_have_the_names_of_the_gateways_mcp_tools(make, gateway):

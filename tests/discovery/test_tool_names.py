@@ -64,6 +64,40 @@ def test_without_an_operation_id_a_name_is_method_and_path(method: str, path: st
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "operation_id", "found"),
+    [
+        ("GET", "/words", "words_words_get", "words"),
+        ("GET", "/items/{item_id}", "read_item_items__item_id__get", "read_item"),
+        ("PUT", "/items/{item_id}", "get_item_items__item_id__put", "put_get_item"),
+        ("GET", "/v1.0/a-b", "list_all_v1_0_a_b_get", "list_all"),
+        ("GET", "/", "root__get", "root"),
+        ("GET", "/words", "words_get", "words_get"),  # nothing is left of it
+        ("GET", "/words", "words_words_post", "words_words_post"),
+        ("GET", "/other", "words_words_get", "words_words_get"),
+        ("GET", "/words", "_words_get", "get_words"),
+        ("POST", "/a", "my_calls_a_post", "my_calls_a_post"),  # a name of Tollway's own tools
+    ],
+)
+def test_a_name_does_not_repeat_what_fastapi_put_behind_the_function(
+    method: str, path: str, operation_id: str, found: str
+) -> None:
+    assert name(method, path, operation_id) == found
+
+
+def test_functions_of_one_name_keep_what_tells_them_apart() -> None:
+    operations = [
+        named("GET", "/items", "items_items_get"),
+        named("POST", "/items", "items_items_post"),
+        named("GET", "/words", "words_words_get"),
+        named("GET", "/terms", "words"),
+    ]
+    found = ["items_items_get", "items_items_post", "words_words_get"]
+    assert name_tools(operations)[:3] == found
+    assert re.fullmatch("words(_[0-9a-f]{8})?", name_tools(operations)[3])
+    assert name_tools(operations[::-1])[::-1][:3] == found
+
+
+@pytest.mark.parametrize(
     "operation_id",
     [
         CYRILLIC_GET,

@@ -18,6 +18,7 @@ from tollway.discovery.tools import (
     TOOLS_PER_PAGE,
     UNTRUSTED,
     api_tool,
+    checked_schema,
     input_schema_of,
     name_controls,
     qualified_name,
@@ -118,6 +119,21 @@ def test_a_paid_operation_takes_a_payment_and_a_free_one_does_not() -> None:
     free = api_tool(LISTING, operation(price=Price.parse("0"))).input_schema["properties"]
     assert set(paid) == set(CONTROLS)
     assert free == {}
+
+
+PAYMENT_ARGUMENTS_BYTES_MAX = 220
+
+
+def test_payment_arguments_are_described_once_and_checked_in_full() -> None:
+    """The instructions of the server describe what `tools/list` only names in each tool."""
+    paid, free = operation(), operation(price=Price.parse("0"))
+    sizes = [
+        len(json.dumps(api_tool(LISTING, one).input_schema, separators=(",", ":"))) for one in (paid, free)
+    ]
+    assert sizes[0] - sizes[1] <= PAYMENT_ARGUMENTS_BYTES_MAX
+    assert [name for name in CONTROLS if name not in API_INSTRUCTIONS] == []
+    assert checked_schema(paid)["properties"] == dict(CONTROLS)
+    assert checked_schema(free) == api_tool(LISTING, free).input_schema
 
 
 def test_arguments_of_an_api_that_have_our_names_keep_them() -> None:

@@ -4,6 +4,7 @@ Needs `pip install "tollway[mcp]"`.
 """
 
 import asyncio
+import json
 import os
 
 from mcp import StdioServerParameters
@@ -31,7 +32,7 @@ async def main() -> None:
         tools = await client.list_tools()
         print(sorted(tool.name for tool in tools.tools))
         result = await client.call_tool("call_api", {"apiId": os.environ["API_ID"], "path": "/quote/ETH"})
-        answer = result.structured_content or {}
+        answer = json.loads(result.content[0].text)
         print(answer["status"], answer["payment"]["state"])
 
 

@@ -93,9 +93,6 @@ def _to_mcp_tool(tool: AgentTool) -> McpTool:
 
 
 def _to_mcp_result(answer: AgentToolResult) -> CallToolResult:
-    """The same JSON twice: as text, and structured for clients that support it."""
-    document = dict(answer.document)
-    text = format_json(document)
-    return CallToolResult(
-        content=[TextContent(text=text)], structured_content=document, is_error=answer.is_error
-    )
+    """The JSON as text, once: the tools have no output schema, and a client that also got it as `structuredContent` would read every answer twice."""
+    text = format_json(dict(answer.document))
+    return CallToolResult(content=[TextContent(text=text)], is_error=answer.is_error)

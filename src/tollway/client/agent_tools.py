@@ -110,6 +110,7 @@ TOOLS = (
         input_schema=_object(
             ("apiId",),
             apiId=_API_ID,
+            responses={"type": "boolean", "description": "Also the schemas of the responses."},
             page={
                 "type": "integer",
                 "minimum": 1,
@@ -497,14 +498,8 @@ class AgentTools:
         page = arguments.get("page", 1)
         assert isinstance(page, int)
         document = await self.client.fetch_agent_document(str(arguments["apiId"]), page=page)
-        # From a gateway without agent documents these are the details: without the provider's OpenAPI document, which may have 1 MiB.
-        members = {name: value for name, value in document.items() if name != "openapi"}
-        payment = members.get("payment")
-        if isinstance(payment, dict):  # the agent does not need the steps of a payment: `call_api` pays
-            members["payment"] = {
-                name: value for name, value in payment.items() if name not in ("rails", "steps")
-            }
-        return _bound_result(members, name="api")
+        shown = _shorten_agent_document(document, has_responses=arguments.get("responses") is True)
+        return _bound_result(shown, name="api")
 
     # ---- Calling.
 
@@ -536,6 +531,7 @@ class AgentTools:
         else:
             query = {"limit": HISTORY_LIMIT, **arguments}
             found = await self.client.fetch_document(requests.list_calls(query))
+            found["calls"] = [_shorten_call(call) for call in found["calls"]]
         return _bound_result(found)
 
     async def _describe_wallet(self, _: Arguments) -> AgentToolResult:
@@ -562,6 +558,62 @@ def _bound_result(document: Mapping[str, object], *, name: str | None = None) ->
     members = {name: bounded} if name is not None else bounded
     theirs = {key: value for key, value in members.items() if key not in ("notice", "isCut")}
     return AgentToolResult({"notice": UNTRUSTED, **theirs, **({"isCut": True} if is_cut else {})})
+
+
+_SAID_ELSEWHERE = frozenset(
+    {"untrusted", "openapi", "origin", "interfaces", "idempotency", "errors", "links"}
+)
+"""Members of the agent document that an agent with `call_api` does not need: how to reach the gateway and to pay by hand. `notice` says what `untrusted` says."""
+_PRICE_MEMBERS = ("required", "amount", "currency")
+
+
+def _shorten_agent_document(document: Mapping[str, object], *, has_responses: bool) -> dict[str, object]:
+    """What an agent needs to choose an operation and to call it with `call_api`, which pays. From a gateway without agent documents these are the details, whose
+    OpenAPI document may have 1 MiB. `has_responses`: with the schemas of the responses."""
+    shown = {name: value for name, value in document.items() if name not in _SAID_ELSEWHERE and value != []}
+    payment, trust, operations = (shown.get(name) for name in ("payment", "trust", "operations"))
+    if isinstance(payment, Mapping):
+        options = payment.get("options")
+        networks = (
+            [one.get("network") for one in options if isinstance(one, Mapping)]
+            if isinstance(options, list)
+            else []
+        )
+        names = list(dict.fromkeys(one for one in networks if isinstance(one, str)))
+        price = {name: payment[name] for name in _PRICE_MEMBERS if name in payment}
+        shown["payment"] = {**price, **({"networks": names} if names else {})}
+    if isinstance(trust, Mapping):
+        shown["trust"] = {name: value for name, value in trust.items() if not _is_unmeasured(value)}
+    if isinstance(operations, list) and not has_responses:
+        shown["operations"] = [
+            {name: value for name, value in one.items() if name != "outputSchema"}
+            if isinstance(one, Mapping)
+            else one
+            for one in operations
+        ]
+    return shown
+
+
+def _is_unmeasured(value: object) -> bool:
+    return isinstance(value, Mapping) and all(member is None for member in value.values())
+
+
+_CALL_MEMBERS = ("id", "apiId", "apiName", "method", "path", "status", "httpStatus", "error", "createdAt")
+_PATH_CHARACTERS_MAX = 200
+
+
+def _shorten_call(call: Mapping[str, object]) -> dict[str, object]:
+    """What an agent needs of a call in a list; `callId` reads the whole record. What was charged is `price` where `paymentState` is `charged`."""
+    payment = call.get("payment")
+    payment = payment if isinstance(payment, Mapping) else {}
+    state, price = payment.get("state"), read_price(f"{call.get('price')} {call.get('currency')}")
+    shown: dict[str, object] = {name: call.get(name) for name in _CALL_MEMBERS}
+    shown |= {"price": price, "paymentState": state, "transaction": payment.get("transaction")}
+    return {
+        name: _cut_text(value, _PATH_CHARACTERS_MAX) if isinstance(value, str) else value
+        for name, value in shown.items()
+        if value is not None
+    }
 
 
 def _read_counts(page: Mapping[str, object]) -> dict[str, object]:

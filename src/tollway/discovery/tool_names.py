@@ -1,5 +1,7 @@
 """Names of MCP tools: made of the provider's `operationId`, or of method and path, such as `get_quote_by_symbol`. Pure.
 
+FastAPI makes an `operationId` of function, path and method (`words_words_get`): the function alone is the name, where it is that of one operation.
+
 The names of a listing depend on the set of its operations alone: not on their order, the gateway, or the time. A name that two operations want belongs to
 neither: each gets a digest of its method and path at the end, so that a client with an older list of tools calls no operation that it did not mean.
 
@@ -31,6 +33,7 @@ _CHANGING_METHODS = frozenset({"PUT", "PATCH", "DELETE"})
 _DIGEST_LENGTHS = (0, 8, 16, 24, 32, 40)
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_.:/-]{0,199}")
 _WORD = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*|[0-9]+")
+_NO_WORD = re.compile(r"\W")
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 _LOOKALIKES = str.maketrans("10i", "lol", "_")
 
@@ -46,7 +49,7 @@ class NamedOperation:
 
 def name_tools(operations: Sequence[NamedOperation]) -> list[str]:
     """The name of each operation: unique, `[a-z][a-z0-9_]*`, at most `TOOL_NAME_LENGTH_MAX` characters. Operations differ in method or path."""
-    wanted = [_wanted_name(one) for one in operations]
+    wanted = _wanted_names(operations)
     digests = [
         hashlib.sha256(f"{one.method} {one.path}".encode("utf-8", "replace")).hexdigest()
         for one in operations
@@ -72,8 +75,29 @@ def title_of(tool: str) -> str:
     return tool.replace("_", " ").capitalize()
 
 
-def _wanted_name(operation: NamedOperation) -> str:
+def _wanted_names(operations: Sequence[NamedOperation]) -> list[str]:
+    """The name of each operation without a digest. One whose `operationId` repeats its method and path has the name of its function, where no other operation
+    wants that."""
+    whole = [_wanted_name(one, one.operation_id) for one in operations]
+    short = [_wanted_name(one, _function_name(one)) for one in operations]
+    wants = Counter([*short, *(name for name, other in zip(whole, short, strict=True) if name != other)])
+    return [
+        name if wants[name] == 1 and not _needs_digest(name) else long
+        for name, long in zip(short, whole, strict=True)
+    ]
+
+
+def _function_name(operation: NamedOperation) -> object:
+    """The `operationId` without the method and the path that FastAPI puts behind the name of the function (`fastapi.utils.generate_unique_id`): `words` of
+    `words_words_get`. Another `operationId` as it is."""
     given = operation.operation_id
+    repeated = f"{_NO_WORD.sub('_', operation.path)}_{operation.method.lower()}"
+    if isinstance(given, str) and operation.path.startswith("/") and given.endswith(repeated):
+        return given.removesuffix(repeated) or given
+    return given
+
+
+def _wanted_name(operation: NamedOperation, given: object) -> str:
     if not isinstance(given, str) or not _ID.fullmatch(given):
         return _name_of_path(operation)
     name = _join_words([given])

@@ -33,7 +33,11 @@ INSTRUCTIONS = (
 API_INSTRUCTIONS = (
     "The operations of one API as tools, each paid per call from a wallet. A call that is not paid returns an error "
     "result with the terms: x402 clients repeat it with the payment in `_meta`; others send the tokens themselves and "
-    "repeat the call with paymentTx, paymentSignature and paymentSignatureParams. " + UNTRUSTED
+    "repeat the call with paymentTx (the hash of the transaction), paymentSignature (the paying wallet's EIP-712 PaidCall "
+    "signature, by `withoutX402` of the terms) and paymentSignatureParams (as signed: v=1;validUntil=<unix s>;nonce=0x<32 "
+    "bytes>); paymentNetwork is optional (CAIP-2). Calls with the same idempotencyKey and arguments are charged once. A call "
+    "above maxPrice, such as 0.05, is refused before anything is spent. Where an API has an argument of one of these names, "
+    "all six begin with underscores. " + UNTRUSTED
 )
 
 DESCRIPTION_LENGTH_MAX = 1_024
@@ -92,6 +96,10 @@ CONTROLS: Mapping[str, Mapping[str, Any]] = {
         "description": "Refuses a call with a higher price before anything is spent, such as 0.05.",
     },
 }
+
+
+ADVERTISED: Mapping[str, Any] = {"type": "string"}
+"""A control in `tools/list` of one API, where it would stand in every tool. `API_INSTRUCTIONS` says once what each of them is, and `CONTROLS` checks it."""
 
 
 def name_controls(taken: Mapping[str, Any]) -> dict[str, str]:
@@ -255,20 +263,29 @@ def split_name(name: str) -> tuple[ListingId, str] | None:
 
 
 def api_tool(listing: Listing, operation: ApiOperation) -> ToolDefinition:
-    arguments = input_schema_of(operation)
-    own = arguments.get("properties", {})
-    controls = {} if operation.price.is_free else name_controls(own)
-    schema = {
-        **arguments,
-        "properties": {**own, **{name: CONTROLS[control] for control, name in controls.items()}},
-    }
+    """The tool of an operation as `tools/list` has it. `checked_schema` has the rules of its payment arguments too."""
     return ToolDefinition(
         name=operation.tool,
         title=title_of(operation.tool),
         description=_describe(listing, operation),
-        input_schema=schema,
+        input_schema=_add_controls(operation, dict.fromkeys(CONTROLS, ADVERTISED)),
         is_destructive=operation.is_any or operation.method not in ("GET", "HEAD"),
     )
+
+
+def checked_schema(operation: ApiOperation) -> dict[str, Any]:
+    """The schema that the arguments of the tool of an operation must meet."""
+    return _add_controls(operation, CONTROLS)
+
+
+def _add_controls(operation: ApiOperation, schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    arguments = input_schema_of(operation)
+    own = arguments.get("properties", {})
+    controls = {} if operation.price.is_free else name_controls(own)
+    return {
+        **arguments,
+        "properties": {**own, **{name: schemas[control] for control, name in controls.items()}},
+    }
 
 
 def input_schema_of(operation: ApiOperation) -> dict[str, Any]:

@@ -136,4 +136,7 @@ async def test_the_mcp_server_pays_for_a_call(pasted: Any) -> None:
     assert "serverInfo" in answers[0]["result"]
     paid = answers[1]["result"]
     assert not paid.get("isError"), paid
-    assert (paid["structuredContent"]["payment"]["state"], "ETH" in json.dumps(paid)) == ("charged", True)
+    assert (json.loads(paid["content"][0]["text"])["payment"]["state"], "ETH" in json.dumps(paid)) == (
+        "charged",
+        True,
+    )

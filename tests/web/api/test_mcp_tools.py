@@ -268,6 +268,29 @@ async def test_refuses_values_that_json_does_not_allow(mcp_tools: McpTools, valu
     assert codes(own) == ["validation_failed", "unwritable"]
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "found"),
+    [
+        ("paymentTx", "0x12", "pattern"),
+        ("paymentSignatureParams", "v" * 513, "max_length"),
+        ("idempotencyKey", "", "min_length"),
+        ("maxPrice", "1" * 65, "max_length"),
+    ],
+)
+async def test_payment_arguments_that_the_list_only_names_are_checked(
+    mcp_tools: McpTools, argument: str, value: str, found: str
+) -> None:
+    listing = await mcp_tools.find_listing("api_quotes")
+    operations = await mcp_tools.operations_of(listing)
+    arguments = {"asset": "ETH", argument: value}
+    invocation = ToolInvocation(
+        name=operations[0].tool, arguments=arguments, meta={}, mcp_request=mcp_request()
+    )
+    refused = await mcp_tools.run_operation(listing, operations, invocation)
+    assert refused is not None
+    assert codes(refused) == ["validation_failed", found]
+
+
 async def test_a_name_that_is_no_tool_has_no_answer(mcp_tools: McpTools) -> None:
     assert (
         await mcp_tools.run(ToolInvocation(name="none", arguments={}, meta={}, mcp_request=mcp_request()))

@@ -45,6 +45,7 @@ from tollway.discovery.tools import (
     UNTRUSTED,
     ToolDefinition,
     api_tool,
+    checked_schema,
     input_schema_of,
     name_controls,
     qualified_name,
@@ -249,8 +250,7 @@ class McpTools:
         if operation is None:
             return None
         try:
-            tool = api_tool(listing, operation)
-            _check_against(tool.input_schema, invocation.arguments)
+            _check_against(checked_schema(operation), invocation.arguments)
             named = name_controls(operation.input_schema.get("properties", {}))
             controls = {
                 control: invocation.arguments[name]
