@@ -97,6 +97,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "cli/test_doctor.py": ("app/doctor_findings.py",),
     "deploy/test_alerts.py": ("observability/alert_limits.py",),
     "chain/test_rpc.py": ("chain/port.py",),
+    "cli/test_provider.py": ("cli/own_listings.py", "cli/published.py"),
     "cli/test_operator_backups.py": ("cli/run_records.py", "storage/operator/backup.py"),
     "client/test_client.py": ("client/control.py", "client/errors.py"),
     "client/test_flow.py": (
@@ -429,9 +430,10 @@ def test_no_pure_module_is_lost() -> None:
     assert len(listed) == len(set(listed)) == PURE_COUNT
 
 
-COSTS_MAX = {"route": 108, "page": 245, "command": 151, "listing field": 6}
+COSTS_MAX = {"route": 108, "page": 245, "command": 152, "listing field": 6}
 """What one more thing costs, by what those of today cost: lines of code for a route of the API, for a page with its template and for a command; files
-of a field of listings (`forwardSignature`), without the gateway that obeys it. A change lowers a number, or says here why it raises one."""
+of a field of listings (`forwardSignature`), without the gateway that obeys it. A change lowers a number, or says here why it raises one: `publish` prints ten
+lines of a dry run and the next steps (command, from 151)."""
 
 
 def test_one_more_thing_costs_no_more_than_today() -> None:

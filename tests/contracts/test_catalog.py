@@ -20,6 +20,7 @@ from tollway.registry.catalog import (
     Catalog,
     CatalogFacets,
     ListingQuery,
+    ListingRange,
     NetworkCurrency,
     Revised,
     RevisionConflict,
@@ -299,6 +300,17 @@ async def test_suspended_listings_are_listed_until_they_are_retired(catalog: Cat
     ]
     await catalog.revise(replace(other, suspended_ms=9, retired_ms=10), expected_revision=2)
     assert [each.id for each in await catalog.list_suspended()] == [one.id]
+
+
+async def test_a_range_has_the_public_listings_of_its_numbers(catalog: Catalog) -> None:
+    assert await catalog.list_range(1, 5) == ListingRange(listings=(), last_number=0)
+    listed = [make_listing(created_ms=number) for number in range(5)]
+    await publish_all(catalog, listed)
+    await catalog.revise(replace(listed[1], suspended_ms=5), expected_revision=1)
+    await catalog.revise(replace(listed[2], retired_ms=5), expected_revision=1)
+    times = [(one.id, one.updated_ms) for one in listed]
+    assert await catalog.list_range(1, 9) == ListingRange(listings=(times[0], *times[3:]), last_number=5)
+    assert await catalog.list_range(2, 4) == ListingRange(listings=(times[3],), last_number=5)
 
 
 async def test_a_provider_lists_its_own_listings_suspended_ones_last(catalog: Catalog) -> None:

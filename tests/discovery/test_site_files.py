@@ -2,6 +2,7 @@
 
 import re
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,6 +16,8 @@ from tollway.discovery.site_files import (
     write_robots,
     write_security_text,
     write_site_text,
+    write_sitemap,
+    write_sitemap_index,
 )
 from tollway.ids import Address, ListingId
 from tollway.money import Price
@@ -111,11 +114,39 @@ def test_a_page_of_the_catalog_links_to_the_next_one(number: int, following: int
 
 
 def test_robots_excludes_paid_calls_and_records_of_wallets() -> None:
-    lines = write_robots(URL).splitlines()
+    lines = write_robots(URL, has_pages=False).splitlines()
+    assert not any(line.startswith("Sitemap:") for line in lines)
+    assert f"Sitemap: {URL}/sitemap.xml" in write_robots(URL, has_pages=True).splitlines()
     assert lines[0] == "User-agent: *"
     assert "Disallow: /api/v2/gateway/" in lines
     assert "Allow: /" in lines
     assert not any(line.startswith("Disallow: /api/v2/apis") for line in lines)
+
+
+NAMESPACE = "{http://www.sitemaps.org/schemas/sitemap/0.9}"
+
+
+def read_places(text: str, root: str, entry: str) -> list[str | None]:
+    parsed = ElementTree.fromstring(text)
+    assert parsed.tag == NAMESPACE + root
+    assert {one.tag for one in parsed} == {NAMESPACE + entry}
+    return [one.findtext(f"{NAMESPACE}loc") for one in parsed]
+
+
+def test_a_sitemap_has_the_pages_of_the_site_and_of_the_listings() -> None:
+    text = write_sitemap(URL, [("api_1", "2026-11-21T05:30:00.000Z"), ("a&<b", "x")], has_site_pages=True)
+    places = [f"{URL}/", f"{URL}/docs", f"{URL}/apis/api_1", f"{URL}/apis/a&<b"]
+    assert read_places(text, "urlset", "url") == places
+    assert ElementTree.fromstring(text)[2].findtext(f"{NAMESPACE}lastmod") == "2026-11-21T05:30:00.000Z"
+    assert (
+        read_places(write_sitemap(URL, [("api_1", "x")], has_site_pages=False), "urlset", "url")
+        == places[2:3]
+    )
+
+
+def test_an_index_names_each_sitemap() -> None:
+    places = [f"{URL}/sitemap.xml?page={number}" for number in (1, 2, 3)]
+    assert read_places(write_sitemap_index(URL, 3), "sitemapindex", "sitemap") == places
 
 
 def test_the_security_text_has_the_fields_of_rfc_9116() -> None:

@@ -57,7 +57,7 @@ _BLOCKS = frozenset({"td", "th", "li", "dd", "dt", "p", "div", "option", "summar
 
 
 class PageReader(HTMLParser):
-    """The tags, addresses, handlers, ids and text of a page."""
+    """The tags, addresses, handlers, ids and text of a page. The canonical URL is no address that a browser loads or follows."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -72,10 +72,11 @@ class PageReader(HTMLParser):
         self.tags.append(tag)
         if tag in _BLOCKS:
             self.text += " "
+        is_canonical = tag == "link" and ("rel", "canonical") in attrs
         for name, value in attrs:
             if name.startswith("on") or name == "style":
                 self.handlers.append(name)
-            if name in ("href", "src", "action", "formaction", "poster", "data"):
+            if name in ("href", "src", "action", "formaction", "poster", "data") and not is_canonical:
                 self.addresses.append(value or "")
             if name == "id":
                 self.ids.append(value or "")

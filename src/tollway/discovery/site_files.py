@@ -1,11 +1,12 @@
-"""The small files of the site for crawlers and agents: `llms.txt`, the API catalog of RFC 9727, `robots.txt` and `security.txt`. Pure.
+"""The small files of the site for crawlers and agents: `llms.txt`, the API catalog of RFC 9727, `robots.txt`, the sitemap and `security.txt`. Pure.
 
 Texts of providers appear as plain text: their headings, links, code and markup are escaped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from xml.sax.saxutils import escape
 
 from tollway.discovery.listing_documents import escape_markdown
 from tollway.discovery.listing_view import MCP_REVISIONS, UNTRUSTED_NOTICE
@@ -18,6 +19,10 @@ TEXT_LENGTH_MAX = 3_999
 
 CATALOG_PAGE_SIZE, CATALOG_PAGES_MAX = 100, 100
 """An API catalog of several pages is nested (RFC 9727 §5). Listings beyond the last page are found by search only."""
+
+SITEMAP_PATH = "/sitemap.xml"
+SITEMAP_LISTINGS_MAX, SITEMAP_PAGES_MAX = 10_000, 1_000
+"""Of one sitemap, and the most sitemaps that the index names. The protocol allows 50,000 URLs, which are 7 MB that a gateway would hold in memory."""
 
 CATALOG_TYPE = "application/linkset+json"
 CATALOG_PROFILE = "https://www.rfc-editor.org/info/rfc9727"
@@ -132,8 +137,8 @@ def _listing_links(public_url: str, listing_id: str) -> dict[str, Any]:
     }
 
 
-def write_robots(public_url: str) -> str:
-    """Crawlers may read everything except paid calls and records of wallets."""
+def write_robots(public_url: str, *, has_pages: bool) -> str:
+    """Crawlers may read everything except paid calls and records of wallets. `has_pages`: whether the gateway has pages, and so a sitemap."""
     closed = (
         "/api/v2/gateway/",
         "/api/v2/auth/",
@@ -145,7 +150,37 @@ def write_robots(public_url: str) -> str:
         "/signin",
     )
     lines = ["User-agent: *", *(f"Disallow: {path}" for path in closed), "Allow: /"]
+    if has_pages:
+        lines += ["", f"Sitemap: {public_url}{SITEMAP_PATH}"]
     return "\n".join(lines) + f"\n\n# What is here: {public_url}/llms.txt\n"
+
+
+def write_sitemap(public_url: str, listings: Iterable[tuple[str, str]], *, has_site_pages: bool) -> str:
+    """A sitemap (sitemaps.org 0.9) of the pages of listings. `listings`: ids with the times of their last edits, RFC 3339. `has_site_pages`: with the start page
+    and the reference."""
+    own = [f"{public_url}/", f"{public_url}/docs"] if has_site_pages else []
+    entries = [
+        *(f"<url><loc>{escape(url)}</loc></url>" for url in own),
+        *(
+            f"<url><loc>{escape(f'{public_url}/apis/{listing_id}')}</loc><lastmod>{escape(time)}</lastmod></url>"
+            for listing_id, time in listings
+        ),
+    ]
+    return _write_sitemap_file("urlset", entries)
+
+
+def write_sitemap_index(public_url: str, pages: int) -> str:
+    """The index of several sitemaps. `pages`: how many."""
+    urls = (f"{public_url}{SITEMAP_PATH}?page={number}" for number in range(1, pages + 1))
+    return _write_sitemap_file(
+        "sitemapindex", [f"<sitemap><loc>{escape(url)}</loc></sitemap>" for url in urls]
+    )
+
+
+def _write_sitemap_file(root: str, entries: Sequence[str]) -> str:
+    lines = "".join(f"{entry}\n" for entry in entries)
+    schema = "http://www.sitemaps.org/schemas/sitemap/0.9"
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<{root} xmlns="{schema}">\n{lines}</{root}>\n'
 
 
 def write_security_text(public_url: str, contact: str, *, expires: str) -> str:

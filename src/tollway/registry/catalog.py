@@ -181,6 +181,15 @@ class CatalogFacets:
     is_lower_bound: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingRange:
+    """The public listings of a range of publication numbers: each with the time of its last edit, in the order of publication. `last_number`: the highest number
+    of all listings, 0 without one."""
+
+    listings: tuple[tuple[ListingId, int], ...]
+    last_number: int
+
+
 class Catalog(Protocol):
     """The store of listings and their terms. Every method is atomic, and durable when it returns."""
 
@@ -239,6 +248,11 @@ class Catalog(Protocol):
 
     async def search(self, query: ListingQuery) -> ListingPage:
         """A page of active and paused listings; it never contains retired or suspended ones."""
+        ...
+
+    async def list_range(self, first: int, last: int) -> ListingRange:
+        """The active and paused listings whose number is from `first` to `last`. A listing keeps its number, so that it stays in one range. Reads no
+        document."""
         ...
 
     async def list_own(self, provider: Address, *, limit: int, offset: int) -> tuple[ListingMatch, ...]:

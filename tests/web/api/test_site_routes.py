@@ -14,6 +14,7 @@ from tollway.ids import Address, ListingId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
+from tollway.web.api import site_routes
 from tollway.web.api.discovery_routes import CACHE_MS
 from tollway.web.api.site_routes import site_router
 
@@ -38,6 +39,7 @@ KEPT = (
     "/favicon.svg",
     "/llms.txt",
     "/robots.txt",
+    "/sitemap.xml",
     "/.well-known/api-catalog",
     "/.well-known/security.txt",
 )
@@ -54,7 +56,7 @@ TRICKS = (
 
 @pytest.fixture
 async def harness() -> RouteHarness:
-    harness = RouteHarness(assets=(USDC,), contact="mailto:ops@example.com")
+    harness = RouteHarness(assets=(USDC,), contact="mailto:ops@example.com", has_pages=True)
     await harness.catalog.publish(QUOTES)
     return harness
 
@@ -98,6 +100,7 @@ TYPES = {
     "/.well-known/security.txt": "text/plain; charset=utf-8",
     "/favicon.svg": "image/svg+xml",
     "/docs/payment.json": "application/json",
+    "/sitemap.xml": "application/xml",
 }
 
 
@@ -122,6 +125,49 @@ async def test_the_payment_guide_has_a_path_for_everything_that_it_names(client:
     assert {guide["history"]["calls"], guide["history"]["payments"], "/docs/payment.json"} <= set(contract)
 
 
+async def test_the_sitemap_has_public_listings_only(harness: RouteHarness, client: httpx.AsyncClient) -> None:
+    for name in ("suspended", "retired", "paused"):
+        await harness.catalog.publish(replace(QUOTES, id=ListingId(f"api_{name}")))
+    paused = replace(
+        QUOTES, id=ListingId("api_paused"), status="paused", updated_ms=QUOTES.created_ms + 1_000
+    )
+    await harness.catalog.revise(paused, expected_revision=1)
+    suspended = replace(QUOTES, id=ListingId("api_suspended"), suspended_ms=NOW_MS)
+    retired = replace(QUOTES, id=ListingId("api_retired"), retired_ms=NOW_MS)
+    for gone in (suspended, retired):
+        await harness.catalog.revise(gone, expected_revision=1)
+    text = (await client.get("/sitemap.xml")).text
+    assert re.findall("<loc>(.*?)</loc>", text) == [
+        *(f"{PUBLIC_URL}/", f"{PUBLIC_URL}/docs"),
+        *(f"{PUBLIC_URL}/apis/api_{name}" for name in ("quotes", "paused")),
+    ]
+    assert len(re.findall("<lastmod>", text)) == 2
+
+
+async def test_many_listings_have_several_sitemaps(
+    harness: RouteHarness, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_routes, "SITEMAP_LISTINGS_MAX", 2)
+    for number in range(4):
+        await harness.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number}")))
+
+    async def places(query: str = "") -> list[str]:
+        text = (await client.get(f"/sitemap.xml{query}")).text
+        return [url.removeprefix(PUBLIC_URL) for url in re.findall("<loc>(.*?)</loc>", text)]
+
+    assert await places() == [f"/sitemap.xml?page={number}" for number in (1, 2, 3)]
+    assert await places("?page=1") == ["/", "/docs", "/apis/api_quotes", "/apis/api_0"]
+    assert await places("?page=3") == ["/apis/api_3"]
+    for query, status in (("?page=4", 404), ("?page=0", 422), ("?page=1001", 422), ("?p=1", 422)):
+        assert (await client.get(f"/sitemap.xml{query}")).status_code == status
+
+
+async def test_a_gateway_without_pages_has_no_sitemap() -> None:
+    async with RouteHarness(assets=(USDC,)).open(site_router) as client:
+        assert (await client.get("/sitemap.xml")).status_code == 404
+        assert "sitemap" not in (await client.get("/robots.txt")).text.lower()
+
+
 async def test_a_new_listing_appears_within_seconds(harness: RouteHarness, client: httpx.AsyncClient) -> None:
     assert "Weather" not in (await client.get("/llms.txt")).text
     await harness.catalog.publish(replace(QUOTES, id=ListingId("api_weather"), name="Weather"))
@@ -133,12 +179,11 @@ async def test_a_new_listing_appears_within_seconds(harness: RouteHarness, clien
 
 
 @pytest.mark.parametrize(("path", "to"), [("/", "/llms.txt"), ("/docs", "/openapi.json")])
-async def test_without_pages_a_person_is_led_to_a_document(
-    client: httpx.AsyncClient, path: str, to: str
-) -> None:
-    answer = await client.get(path)
-    assert (answer.status_code, answer.headers["location"], answer.content) == (303, to, b"")
-    assert (await client.get(to)).status_code == 200
+async def test_without_pages_a_person_is_led_to_a_document(path: str, to: str) -> None:
+    async with RouteHarness(assets=(USDC,)).open(site_router) as client:
+        answer = await client.get(path)
+        assert (answer.status_code, answer.headers["location"], answer.content) == (303, to, b"")
+        assert (await client.get(to)).status_code == 200
 
 
 # ---- Files.

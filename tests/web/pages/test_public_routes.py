@@ -1,6 +1,7 @@
 """The public pages: content in every state, errors in their frame, escaped words of providers, and the headers of every page."""
 
 import gzip
+import html
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -73,6 +74,44 @@ async def read(client: httpx.AsyncClient, path: str, status: int = 200) -> PageR
 
 
 # ---- What every page has.
+
+
+async def read_metadata(client: httpx.AsyncClient, path: str) -> dict[str, str]:
+    """The descriptions of a page for search engines and previews, as a browser reads them."""
+    text = (await client.get(path)).text
+    named = re.findall(r'<(?:meta (?:name|property)|link rel)="([a-z:_]+)" (?:content|href)="([^"]*)">', text)
+    return {name: html.unescape(value) for name, value in named}
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_public_page_describes_itself(client: httpx.AsyncClient, path: str) -> None:
+    found = await read_metadata(client, path)
+    assert found["canonical"] == found["og:url"] == PUBLIC_URL + path.partition("?")[0]
+    assert found["og:description"] == found["description"] != ""
+    assert found["og:title"] != ""
+    assert (found["og:type"], found["og:site_name"]) == ("website", "Tollway")
+
+
+async def test_the_page_of_a_listing_describes_it_in_the_words_of_its_provider(
+    client: httpx.AsyncClient, harness: PageHarness
+) -> None:
+    found = await read_metadata(client, "/apis/api_quotes?operation=get_quote")
+    assert (found["og:title"], found["description"]) == ("Quotes", "A price for every symbol")
+    assert found["canonical"] == f"{PUBLIC_URL}/apis/api_quotes"
+    for number, text in enumerate((*TRICKS, "long " * 200)):
+        await harness.catalog.publish(
+            replace(QUOTES, id=ListingId(f"api_{number}"), name=text[:100], description=text)
+        )
+        found = await read_metadata(client, f"/apis/api_{number}")
+        assert 0 < len(found["description"]) <= 160
+        assert not set("\u202e\u2066\n") & set(found["description"] + found["og:title"])
+    lower = f"/providers/{str(ALICE).lower()}"
+    assert (await read_metadata(client, lower))["canonical"] == f"{PUBLIC_URL}/providers/{ALICE}"
+
+
+@pytest.mark.parametrize("path", ["/apis/api_none", "/nowhere", "/?maxPrice=x"])
+async def test_a_refusal_has_no_canonical_url(client: httpx.AsyncClient, path: str) -> None:
+    assert "canonical" not in (await client.get(path, headers=BROWSER)).text
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/apis/api_none", "/nowhere"])

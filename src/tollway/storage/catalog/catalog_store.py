@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 import structlog
-from sqlalchemy import Connection, Row, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, exists, func, insert, not_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from tollway.audit_log import AuditAction, AuditEntry
@@ -31,6 +31,7 @@ from tollway.registry.catalog import (
     ListingMatch,
     ListingPage,
     ListingQuery,
+    ListingRange,
     Revised,
     RevisionConflict,
     SuspendedListing,
@@ -38,7 +39,13 @@ from tollway.registry.catalog import (
 from tollway.registry.listing import CatalogEntry, Listing, Terms, UpstreamAuth
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.registry.search_tokens import fold, matched_fields, query_words
-from tollway.storage.catalog.catalog_search import count_facets, erase_search, find_page, write_search
+from tollway.storage.catalog.catalog_search import (
+    count_facets,
+    erase_search,
+    find_page,
+    is_unverified,
+    write_search,
+)
 from tollway.storage.catalog.catalog_tables import (
     document_table,
     find_reputation,
@@ -327,6 +334,23 @@ class CatalogStore:
             query = replace(query, verified=True)
 
         return await self._database.read(partial(_search, query=query))
+
+    async def list_range(self, first: int, last: int) -> ListingRange:
+        columns = listing_table.c
+        shown = select(columns.id, columns.updated_ms).where(
+            columns.is_shown.is_(True), columns.seq.between(first, last)
+        )
+        if self._only_verified:
+            shown = shown.where(not_(is_unverified(columns.seq)))
+
+        def work(connection: Connection) -> ListingRange:
+            rows = connection.execute(shown.order_by(columns.seq)).all()
+            last_number = connection.scalar(select(func.max(columns.seq))) or 0
+            return ListingRange(
+                listings=tuple((ListingId(row.id), row.updated_ms) for row in rows), last_number=last_number
+            )
+
+        return await self._database.read(work)
 
     async def list_own(self, provider: Address, *, limit: int, offset: int) -> tuple[ListingMatch, ...]:
         columns = listing_table.c

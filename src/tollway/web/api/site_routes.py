@@ -25,11 +25,16 @@ from tollway.discovery.site_files import (
     CATALOG_PAGES_MAX,
     CATALOG_PROFILE,
     CATALOG_TYPE,
+    SITEMAP_LISTINGS_MAX,
+    SITEMAP_PAGES_MAX,
+    SITEMAP_PATH,
     CatalogPage,
     describe_catalog,
     write_robots,
     write_security_text,
     write_site_text,
+    write_sitemap,
+    write_sitemap_index,
 )
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
@@ -120,7 +125,8 @@ SECURITY_TEXT_DAYS = 90
 _DAY_MS = 86_400_000
 
 FAVICON = Path(__file__).parents[1] / "pages" / "favicon.svg"
-_HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
+_TEXT = "text/plain; charset=utf-8"
+_XML = "application/xml"
 
 
 def site_router(context: WebContext) -> Router:
@@ -128,7 +134,7 @@ def site_router(context: WebContext) -> Router:
     leads = [_lead("/", "/llms.txt"), _lead("/docs", "/openapi.json")]
     return Router(
         [
-            *([] if context.has_pages else leads),
+            *([Route(SITEMAP_PATH, routes.show_sitemap, methods=["GET"])] if context.has_pages else leads),
             Route("/openapi.json", routes.show_openapi, methods=["GET"]),
             Route(GUIDE_PATH, routes.show_payment_guide, methods=["GET"]),
             Route("/favicon.svg", routes.show_favicon, methods=["GET"]),
@@ -157,6 +163,12 @@ class CatalogParameters(QueryModel):
     page: Annotated[int, whole_number(1, CATALOG_PAGES_MAX)] = 0
 
 
+class SitemapParameters(QueryModel):
+    """The query of the sitemap. `page` 0: the request names no page."""
+
+    page: Annotated[int, whole_number(1, SITEMAP_PAGES_MAX)] = 0
+
+
 class SiteRoutes:
     """The handlers of the site's pages and files. Many tasks may call them at once."""
 
@@ -169,6 +181,7 @@ class SiteRoutes:
         self._cache = DocumentCache(ticks_ms=context.ticks_ms)
         self._links = format_links()
         self._favicon = _with_etag(FAVICON.read_bytes())
+        self._robots = _with_etag(write_robots(context.public_url, has_pages=context.has_pages).encode())
         self._payment_guide = _with_etag(render_json(describe_payment(context.public_url, context.limits)))
 
     async def show_openapi(self, request: Request) -> Response:
@@ -185,7 +198,16 @@ class SiteRoutes:
         return self._answer(request, await self._cache.get_or_write("llms", 0, self._write_text), _TEXT)
 
     async def show_robots(self, request: Request) -> Response:
-        return self._answer(request, _with_etag(write_robots(self._context.public_url).encode()), _TEXT)
+        return self._answer(request, self._robots, _TEXT)
+
+    async def show_sitemap(self, request: Request) -> Response:
+        number = read_query(SitemapParameters, request.scope["query_string"]).page
+
+        async def write() -> Document:
+            return await self._write_sitemap(number)
+
+        document = await self._cache.get_or_write(f"sitemap {number}", 0, write)
+        return self._answer(request, document, _XML)
 
     async def show_catalog(self, request: Request) -> Response:
         number = read_query(CatalogParameters, request.scope["query_string"]).page
@@ -224,6 +246,20 @@ class SiteRoutes:
         content = await asyncio.to_thread(describe_catalog, self._context.public_url, catalog_page)
         return _with_etag(render_json(content))
 
+    async def _write_sitemap(self, number: int) -> Document:
+        """The sitemap of this number; without one, the only sitemap or the index of several. Raises Refusal for a number after the last."""
+        public_url, size = self._context.public_url, SITEMAP_LISTINGS_MAX
+        start = max(number - 1, 0) * size
+        found = await self._context.catalog.list_range(start + 1, start + size)
+        pages = min(max(1, -(-found.last_number // size)), SITEMAP_PAGES_MAX)
+        if number > pages:
+            raise Refusal(_NO_SITEMAP)
+        if number == 0 and pages > 1:
+            return _with_etag(write_sitemap_index(public_url, pages).encode())
+        listings = [(listing_id, format_time(updated_ms)) for listing_id, updated_ms in found.listings]
+        text = await asyncio.to_thread(write_sitemap, public_url, listings, has_site_pages=number <= 1)
+        return _with_etag(text.encode())
+
     # ---- Responses.
 
     def _answer(
@@ -261,6 +297,9 @@ def format_links() -> str:
     return ", ".join(f'<{path}>; rel="{rel}"; type="{media_type}"' for path, rel, media_type in links)
 
 
+_NO_SITEMAP = Problem(
+    code=Code.ROUTE_NOT_FOUND, detail="There are not so many sitemaps; /sitemap.xml names each of them."
+)
 _NO_CONTACT = Problem(
     code=Code.ROUTE_NOT_FOUND,
     detail="The operator has not configured a contact (setting contact).",

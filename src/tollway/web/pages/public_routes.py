@@ -186,6 +186,7 @@ class PageRoutes:
         return self._renderer.respond(
             request,
             "provider.j2",
+            path=f"/providers/{provider}",
             provider=str(provider),
             hosts=list_proved_hosts(page_found.found),
             results=view_results(page_found, query, list(given.items())),

@@ -14,6 +14,7 @@ from functools import partial
 from gettext import NullTranslations
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
@@ -35,6 +36,7 @@ CACHE_NEVER = "no-store"
 VARY = "Cookie, Accept-Language, Accept-Encoding"
 THEME_COOKIE, LANGUAGE_COOKIE = "theme", "lang"
 GZIP_LEVEL = 6
+OK = 200
 FILTERS = {"line": clean_line, "time": format_time, "decimal": format_decimal, "split_code": split_code}
 
 _BELOW = {"/": "/apis/", "/my": None}
@@ -75,6 +77,8 @@ class Frame:
     test_money: TestMoney
     request_id: str
     account: str | None
+    canonical: str = ""
+    """The URL of a public page without its query, for search engines and previews; empty for other pages and for refusals."""
 
     def place_in(self, href: str) -> str:
         """The value of `aria-current` for a link of a navigation: `page` for this page, `true` where this page is below it, else empty."""
@@ -99,6 +103,7 @@ class PageRenderer:
         self.assets = assets
         self._sections = tuple(sections)
         self._test_money = test_money
+        self._public_url = public_url
         self._policy = content_security_policy(public_url)
         self._environments = {
             language: _make_environment(assets, words)
@@ -111,7 +116,15 @@ class PageRenderer:
         other._policy = content_security_policy(public_url)
         return other
 
-    def render(self, scope: Scope, template: str, *, account: str | None = None, **records: object) -> str:
+    def render(
+        self,
+        scope: Scope,
+        template: str,
+        *,
+        account: str | None = None,
+        canonical: str = "",
+        **records: object,
+    ) -> str:
         """The page as HTML. `records`: what the template names, beside `frame`."""
         language = choose_language(
             chosen=_read_cookie(scope, LANGUAGE_COOKIE),
@@ -128,6 +141,7 @@ class PageRenderer:
             test_money=self._test_money,
             request_id=str((scope.get("state") or {}).get("request_id", "")),
             account=account,
+            canonical=canonical,
         )
         return str(self._environments[language].get_template(template).render(frame=frame, **records))
 
@@ -139,10 +153,14 @@ class PageRenderer:
         status: int = 200,
         account: str | None = None,
         headers: Mapping[str, str] | None = None,
+        path: str | None = None,
         **records: object,
     ) -> PageResponse:
-        """A public page. It is compressed where the client reads gzip."""
-        body = self.render(request.scope, template, account=account, **records).encode()
+        """A public page. It is compressed where the client reads gzip. `path`: that of its canonical URL; None: that of the request."""
+        own_path = quote(request.scope["path"] if path is None else path)
+        canonical = f"{self._public_url}{own_path}" if status == OK else ""
+        html = self.render(request.scope, template, account=account, canonical=canonical, **records)
+        body = html.encode()
         own = {**self.headers(), "Cache-Control": CACHE_PUBLIC, "Vary": VARY, **(headers or {})}
         if accepts_gzip(request.headers.get("accept-encoding", "")):
             own["Content-Encoding"] = "gzip"
@@ -160,7 +178,7 @@ class PageRenderer:
         **records: object,
     ) -> PageResponse:
         """A page of a signed-in reader: never stored, and never compressed, because its length would show a secret beside chosen text (BREACH)."""
-        body = self.render(request.scope, template, account=account, **records).encode()
+        body = self.render(request.scope, template, account=account, canonical="", **records).encode()
         own = {**self.headers(), "Cache-Control": CACHE_NEVER, **(headers or {})}
         return PageResponse(body, status_code=status, media_type=HTML, headers=own)
 
