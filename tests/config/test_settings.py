@@ -19,6 +19,7 @@ from tollway.config.settings import (
     ensure_secret_key,
     load_settings,
 )
+from tollway.discovery.gateway_operator import LOGO_BYTES_MAX, Logo
 from tollway.errors import SettingsInvalid
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
@@ -177,9 +178,23 @@ REFUSED = [
     ({}, f'{OPTIMISM}assets = [{{symbol = "A", token = "{WALLET}", decimals = 6, name = "A"}}]', "go together"),
     ({}, f'{OPTIMISM}assets = [{{symbol = "ETH", name = "A", version = "1"}}]', "takes no authorisations"),
     ({"TOLLWAY_X402": "perhaps"}, "", "true or false"),
-    ({"TOLLWAY_CONTACT": "security@example.com"}, "", "TOLLWAY_CONTACT: must be such as"),
-    ({"TOLLWAY_CONTACT": "javascript:alert(1)"}, "", "TOLLWAY_CONTACT: must be such as"),
-    ({}, 'contact = "mailto:a@example.com\\nExpires: never"', "contact: must be such as"),
+    ({"TOLLWAY_OPERATOR_CONTACT": "security@example.com"}, "", "TOLLWAY_OPERATOR_CONTACT: must be such as"),
+    ({"TOLLWAY_OPERATOR_CONTACT": "javascript:alert(1)"}, "", "TOLLWAY_OPERATOR_CONTACT: must be such as"),
+    ({}, 'operator_contact = "mailto:a@example.com\\nExpires: never"', "operator_contact: must be such as"),
+    ({}, 'contact = "mailto:a@example.com"', "contact: there is no such setting"),
+    ({}, 'operator_url = "javascript:alert(1)"', "operator_url: must be an https URL such as"),
+    ({}, 'operator_url = "https://example.com/\\" onclick=x"', "operator_url: must be an https URL such as"),
+    ({}, 'operator_url = "http://example.com"', "operator_url: must be an https URL such as"),
+    ({}, 'operator_url = "https://user@example.com"', "operator_url: must be an https URL such as"),
+    ({"TOLLWAY_TERMS_URL": "data:text/html,x"}, "", "TOLLWAY_TERMS_URL: must be an https URL such as"),
+    ({"TOLLWAY_TERMS_URL": "https://example.com/" + "x" * 256}, "", "TOLLWAY_TERMS_URL: must be an https URL"),
+    ({}, 'operator_name = "<b>Rain</b>"', "operator_name: must be one line of 1 to 80 characters"),
+    ({}, 'operator_name = "Rain\\nLtd"', "operator_name: must be one line of 1 to 80 characters"),
+    ({}, 'operator_name = "\\u202eniaR"', "operator_name: must be one line of 1 to 80 characters"),
+    ({}, 'operator_name = 7', "operator_name: must be one line of 1 to 80 characters"),
+    ({}, f'operator_name = "{"x" * 81}"', "operator_name: must be one line of 1 to 80 characters"),
+    ({"TOLLWAY_OPERATOR_LOGO": "none.png"}, "", "TOLLWAY_OPERATOR_LOGO: none.png is no file"),
+    ({}, 'operator_logo = "/dev/zero"', "operator_logo: /dev/zero is no file"),
     # What is fine alone and does harm or nothing together, and what looks right at a glance.
     ({"TOLLWAY_ADMIN_LISTEN": "127.0.0.1:8402"}, "", "admin_listen: 127.0.0.1:8402 is where callers are served"),
     ({"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:8402"}, "", "admin_listen: 0.0.0.0:8402 is where callers are served"),
@@ -382,7 +397,7 @@ def test_lists_and_maxima_from_the_environment() -> None:
             "TOLLWAY_MCP_ORIGINS": "https://Chat.example.com/,http://localhost:6274",
             "TOLLWAY_UNFINAL_SPEND_MAX": "USDC:100,ETH:0.05",
             "TOLLWAY_ADMIN_LISTEN": "off",
-            "TOLLWAY_CONTACT": "mailto:ops@gw.example.com",
+            "TOLLWAY_OPERATOR_CONTACT": "mailto:ops@gw.example.com",
             "TOLLWAY_NAME_SERVERS": "192.0.2.53, 192.0.2.54:5353,[2001:DB8::53]:5353,2001:db8::54",
         }
     )
@@ -398,7 +413,7 @@ def test_lists_and_maxima_from_the_environment() -> None:
     assert settings.mcp_origins == {"https://chat.example.com", "http://localhost:6274"}
     assert dict(settings.unfinal_spend_max_nano) == {"USDC": 100 * 10**9, "ETH": 5 * 10**7}
     assert settings.admin_listen is None
-    assert settings.contact == "mailto:ops@gw.example.com"
+    assert settings.operator_contact == "mailto:ops@gw.example.com"
 
 
 def test_secrets_never_show() -> None:
@@ -719,3 +734,32 @@ def test_a_network_without_a_preset_has_its_id_as_name() -> None:
 def test_a_wrong_public_fact_of_a_network_is_refused(line: str) -> None:
     with pytest.raises(SettingsInvalid):
         load({}, OPTIMISM + line)
+
+
+# ---- The operator's logo.
+
+
+def test_the_logo_is_read_and_checked_by_its_content() -> None:
+    image = b"\xff\xd8\xff" + b"x" * 20 + b"\xff\xd9"
+    Path("logo.svg").write_bytes(image)
+    settings = load({"TOLLWAY_OPERATOR_LOGO": "logo.svg"})
+    assert settings.operator_logo == Logo(media_type="image/jpeg", suffix=".jpg", content=image)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>", "logo.png is an SVG image, which can hold scripts"),
+        (b"\x89PNG\r\n\x1a\n" + b"x" * LOGO_BYTES_MAX, "logo.png has more than 64 KiB"),
+        (b"<!doctype html>", "logo.png is no PNG, JPEG or WebP image"),
+    ],
+)  # fmt: skip
+def test_a_hostile_or_large_logo_is_refused_by_name(content: bytes, said: str) -> None:
+    Path("logo.png").write_bytes(content)
+    (problem,) = problems({"TOLLWAY_OPERATOR_LOGO": "logo.png"})
+    assert problem.startswith(f"TOLLWAY_OPERATOR_LOGO: {said}")
+
+
+def test_a_pipe_in_place_of_a_logo_does_not_hold_up_the_start() -> None:
+    os.mkfifo("logo.png")
+    assert problems(toml='operator_logo = "logo.png"') == ["operator_logo: logo.png is no file"]

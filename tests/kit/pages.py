@@ -9,6 +9,7 @@ import httpx
 
 from tests.kit.routes import PUBLIC_URL, RouteHarness
 from tollway.chain.networks import PRESETS, NetworkProfile
+from tollway.discovery.gateway_operator import UNNAMED, GatewayOperator, Logo
 from tollway.web.pages.assets import asset_router, read_assets
 from tollway.web.pages.page_problems import ProblemPages
 from tollway.web.pages.public_routes import page_router
@@ -27,12 +28,24 @@ BROWSER = {
 
 
 class PageHarness(RouteHarness):
-    """The routes of the pages over a catalog in memory. `away_s`: of the network. `catalogs`: those of the package, unless given."""
+    """The routes of the pages over a catalog in memory. `away_s`: of the network. `catalogs`: those of the package, unless given. `operator`, `logo`: of the
+    settings."""
 
-    def __init__(self, catalogs: Mapping[str, NullTranslations] | None = None, **given: Any) -> None:
+    def __init__(
+        self,
+        catalogs: Mapping[str, NullTranslations] | None = None,
+        *,
+        operator: GatewayOperator = UNNAMED,
+        logo: Logo | None = None,
+        **given: Any,
+    ) -> None:
         self.away_s: float | None = None
         self.renderer = PageRenderer(
-            read_assets(), public_url=PUBLIC_URL, test_money="all", catalogs=catalogs
+            read_assets(logo=logo),
+            public_url=PUBLIC_URL,
+            test_money="all",
+            catalogs=catalogs,
+            operator=operator,
         )
         made = {
             "rules": {RULES.chain_id: RULES},
@@ -40,6 +53,7 @@ class PageHarness(RouteHarness):
             "away_s": lambda chain_id: self.away_s,
             "settled_rails": {"x402": self.is_offered},
             "has_pages": True,
+            "operator": operator,
         }
         super().__init__(**{**made, **given})
 

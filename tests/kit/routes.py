@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.kit.listings import find_block_in
 from tests.kit.stores import ControlStores
 from tollway.chain.networks import ChainRules
+from tollway.discovery.gateway_operator import UNNAMED
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.authenticator import Identity
 from tollway.identity.viewers import NOT_VIEWER
@@ -63,7 +64,7 @@ def make_context(**given: Any) -> WebContext:
     made: dict[str, Any] = {
         "public_url": PUBLIC_URL,
         "version": "1.2.3",
-        "contact": None,
+        "operator": UNNAMED,
         "limits": DEFAULT_LIMITS,
         "allow_private": False,
         "has_pages": False,

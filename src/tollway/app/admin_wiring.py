@@ -30,7 +30,7 @@ def build_admin_app(
     settings, listen, database = parts.settings, parts.settings.admin_listen, parts.database
     if not settings.web_pages or listen is None:
         return metrics
-    assets = read_assets()
+    assets = read_assets(logo=settings.operator_logo)
     sign_in = AdminSignIn(
         SqlAdminSessions(database),
         parts.sign_in,
@@ -79,7 +79,10 @@ def build_admin_app(
         )
     )
     pages.routes.extend(asset_router(assets).routes)
-    renderer = PageRenderer(assets, public_url="", test_money=describe_money(parts.rules), sections=SECTIONS)
+    money = describe_money(parts.rules)
+    renderer = PageRenderer(
+        assets, public_url="", test_money=money, sections=SECTIONS, operator=settings.operator
+    )
     return AdminApp(
         metrics=metrics,
         pages=pages,

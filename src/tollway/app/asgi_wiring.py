@@ -191,7 +191,7 @@ class AsgiBuilder:
             public_url=settings.public_url,
             origin=str(self._origin),
             version=__version__,
-            contact=settings.contact,
+            operator=settings.operator,
             limits=limits,
             allow_private=settings.allow_private_endpoints,
             has_pages=settings.web_pages,

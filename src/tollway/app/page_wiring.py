@@ -30,7 +30,12 @@ def make_page_renderer(
     """Returns None where the settings switch the pages off."""
     if not settings.web_pages:
         return None
-    return PageRenderer(read_assets(), public_url=str(origin), test_money=describe_money(rules))
+    return PageRenderer(
+        read_assets(logo=settings.operator_logo),
+        public_url=str(origin),
+        test_money=describe_money(rules),
+        operator=settings.operator,
+    )
 
 
 def describe_money(rules: Mapping[ChainId, ChainRules]) -> TestMoney:

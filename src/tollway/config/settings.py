@@ -49,7 +49,9 @@ from tollway.config.values import (
     parse_maxima,
     parse_name_servers,
     parse_number,
+    parse_operator_name,
     parse_origins,
+    parse_page_url,
     parse_proxies,
     parse_public_url,
     parse_rate_limit_url,
@@ -59,6 +61,7 @@ from tollway.config.values import (
     parse_wallets,
     rpc_name,
 )
+from tollway.discovery.gateway_operator import LOGO_BYTES_MAX, GatewayOperator, Logo, parse_logo
 from tollway.errors import SettingsInvalid
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS, FixedLimits, Limits
@@ -190,6 +193,22 @@ def _read_gas_key_file(path: Path) -> str:
         raise ValueError(f"gas_keys: the file {path} cannot be used: {_reason(exc)}") from None
 
 
+def _read_logo(raw: Any) -> Logo:
+    """The image in the file that is named. Raises ValueError, also for what is no regular file, which could have no end."""
+    path = Path(str(raw))
+    try:
+        if not path.is_file():
+            raise ValueError(f"{path} is no file")
+        with path.open("rb") as file:
+            content = file.read(LOGO_BYTES_MAX + 1)
+    except OSError as exc:
+        raise ValueError(f"{path} cannot be used: {_reason(exc)}") from None
+    try:
+        return parse_logo(content)
+    except ValueError as exc:
+        raise ValueError(f"{path} {exc}") from None
+
+
 OPERATOR_LIMITS = tuple(limit for limit in fields(Limits) if limit not in fields(FixedLimits))
 
 CONSTANTS = frozenset(
@@ -249,7 +268,11 @@ class Settings(BaseSettings):
     )
 
     public_url: Annotated[str, _parsed_by(parse_public_url)] = "http://127.0.0.1:8402"
-    contact: Annotated[str | None, _parsed_by(parse_contact)] = None
+    operator_name: Annotated[str | None, _parsed_by(parse_operator_name)] = None
+    operator_url: Annotated[str | None, _parsed_by(parse_page_url)] = None
+    operator_contact: Annotated[str | None, _parsed_by(parse_contact)] = None
+    operator_logo: Annotated[Logo | None, _parsed_by(_read_logo)] = None
+    terms_url: Annotated[str | None, _parsed_by(parse_page_url)] = None
     listen: Annotated[Listen, _parsed_by(parse_listen)] = Listen(host="127.0.0.1", port=8402)
     admin_listen: Annotated[Listen | None, _parsed_by(parse_admin_listen)] = Listen(
         host="127.0.0.1", port=9402
@@ -298,6 +321,15 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Given values only. `load_settings` reads the sources, because each problem names the source of its value."""
         return (init_settings,)
+
+    @property
+    def operator(self) -> GatewayOperator:
+        return GatewayOperator(
+            name=self.operator_name,
+            url=self.operator_url,
+            contact=self.operator_contact,
+            terms_url=self.terms_url,
+        )
 
     @property
     def is_sqlite(self) -> bool:

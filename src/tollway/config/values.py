@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Secret
 
+from tollway.discovery.safe_text import clean_line
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address
 from tollway.money import Price
@@ -51,12 +52,32 @@ _MAILTO = re.compile(r"mailto:[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-
 _CONTACT_PAGE = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]+)?(/[A-Za-z0-9._~%/?&=+-]*)?")
 
 
+URL_LENGTH_MAX, NAME_LENGTH_MAX = 256, 80
+
+
 def parse_contact(raw: Any) -> str:
-    """Where the operator is reached: it stands in `security.txt` and in the contract."""
+    """Where the operator is reached: it stands on every page, in `security.txt` and in the contract."""
     text = str(raw)
-    if len(text) > 256 or not (_MAILTO.fullmatch(text) or _CONTACT_PAGE.fullmatch(text)):
+    if len(text) > URL_LENGTH_MAX or not (_MAILTO.fullmatch(text) or _CONTACT_PAGE.fullmatch(text)):
         raise ValueError("must be such as mailto:security@example.com or https://example.com/contact")
     return text
+
+
+def parse_page_url(raw: Any) -> str:
+    """A page of the operator, which the pages of the gateway link to."""
+    text = str(raw)
+    if len(text) > URL_LENGTH_MAX or not _CONTACT_PAGE.fullmatch(text):
+        raise ValueError("must be an https URL such as https://example.com/terms")
+    return text
+
+
+def parse_operator_name(raw: Any) -> str:
+    """A name that pages, Markdown and a terminal show as it is written."""
+    if not isinstance(raw, str) or not raw or clean_line(raw, NAME_LENGTH_MAX) != raw:
+        raise ValueError(
+            f"must be one line of 1 to {NAME_LENGTH_MAX} characters, without markup, control or bidi characters"
+        )
+    return raw
 
 
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+(?:%[A-Za-z0-9._-]+)?)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
+from tollway.discovery.gateway_operator import UNNAMED, GatewayOperator
 from tollway.discovery.listing_documents import escape_markdown
 from tollway.discovery.listing_view import MCP_REVISIONS, UNTRUSTED_NOTICE
 from tollway.discovery.payment_guide import GUIDE_PATH
@@ -47,13 +48,15 @@ class CatalogPage:
         return min(max(1, -(-self.total // CATALOG_PAGE_SIZE)), CATALOG_PAGES_MAX)
 
 
-def write_site_text(public_url: str, listings: Sequence[Listing], *, total: int) -> str:
-    """Writes `/llms.txt`: what the gateway is, how to use it, and as many listings as fit into `TEXT_LENGTH_MAX`."""
+def write_site_text(
+    public_url: str, listings: Sequence[Listing], *, total: int, operator: GatewayOperator = UNNAMED
+) -> str:
+    """Writes `/llms.txt`: what the gateway is, who operates it, how to use it, and as many listings as fit into `TEXT_LENGTH_MAX`."""
     api = f"{public_url}/api/v2"
     head = (
         "# Tollway gateway\n\n"
         "> HTTP APIs that are paid per request on EVM chains: find one, call it, pay for the call. No account is needed.\n\n"
-        f"{UNTRUSTED_NOTICE}\n\n"
+        f"{_write_operator(operator)}{UNTRUSTED_NOTICE}\n\n"
         "## How to use it\n\n"
         f"1. Search: GET {api}/apis?q=words (filters: currency, network, tag, maxPrice, minSuccessRate, verified).\n"
         f"2. Read: GET {api}/apis/(id)/agent is enough to integrate an API (8 KiB at most).\n"
@@ -72,6 +75,15 @@ def write_site_text(public_url: str, listings: Sequence[Listing], *, total: int)
         "sign the calls to them\n\n"
     )
     return head + _list_apis(public_url, listings, total=total, length_left=TEXT_LENGTH_MAX - len(head))
+
+
+def _write_operator(operator: GatewayOperator) -> str:
+    """A paragraph about the operator; empty where the settings say nothing about it."""
+    name = "" if operator.name is None else escape_markdown(operator.name)
+    named = f"[{name or operator.url}]({operator.url})" if operator.url else name
+    parts = [("Operator", named), ("Contact", operator.contact), ("Terms", operator.terms_url)]
+    text = ". ".join(f"{label}: {value}" for label, value in parts if value)
+    return f"{text}.\n\n" if text else ""
 
 
 def _list_apis(public_url: str, listings: Sequence[Listing], *, total: int, length_left: int) -> str:
@@ -98,14 +110,16 @@ def _listing_line(public_url: str, listing: Listing) -> str:
     return f"- [{name}]({url}): {cost}" + (f". {words}" if words else "") + "\n"
 
 
-def describe_catalog(public_url: str, page: CatalogPage) -> dict[str, Any]:
-    """A linkset (RFC 9264) for `/.well-known/api-catalog`. It contains only URLs of the gateway."""
+def describe_catalog(
+    public_url: str, page: CatalogPage, *, operator: GatewayOperator = UNNAMED
+) -> dict[str, Any]:
+    """A linkset (RFC 9264) for `/.well-known/api-catalog`. It contains only URLs of the gateway and of its operator."""
     own = f"{public_url}/.well-known/api-catalog"
     anchor = f"{own}?page={page.number}" if page.number else own
     if page.is_nested:
         pages = [{"href": f"{own}?page={number}"} for number in range(1, page.pages + 1)]
-        return {"linkset": [_site_links(public_url, anchor) | {"api-catalog": pages}]}
-    first = _site_links(public_url, anchor)
+        return {"linkset": [_site_links(public_url, anchor, operator) | {"api-catalog": pages}]}
+    first = _site_links(public_url, anchor, operator)
     items = [{"href": f"{public_url}/api/v2/gateway/{listing.id}"} for listing in page.listings]
     if items:
         first["item"] = items
@@ -114,7 +128,12 @@ def describe_catalog(public_url: str, page: CatalogPage) -> dict[str, Any]:
     return {"linkset": [first, *(_listing_links(public_url, listing.id) for listing in page.listings)]}
 
 
-def _site_links(public_url: str, anchor: str) -> dict[str, Any]:
+def _site_links(public_url: str, anchor: str, operator: GatewayOperator) -> dict[str, Any]:
+    title = {} if operator.name is None else {"title": operator.name}
+    reached = [url for url in (operator.url, operator.contact) if url is not None]
+    if title and not reached:
+        reached = [f"{public_url}/"]
+    terms = [] if operator.terms_url is None else [{"href": operator.terms_url}]
     return {
         "anchor": anchor,
         "service-desc": [{"href": f"{public_url}/openapi.json", "type": "application/json"}],
@@ -123,6 +142,8 @@ def _site_links(public_url: str, anchor: str) -> dict[str, Any]:
             {"href": f"{public_url}/llms.txt", "type": "text/plain"},
         ],
         "status": [{"href": f"{public_url}/readyz", "type": "application/json"}],
+        **({"author": [{"href": url, **title} for url in reached]} if reached else {}),
+        **({"terms-of-service": terms} if terms else {}),
     }
 
 

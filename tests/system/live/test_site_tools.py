@@ -128,7 +128,7 @@ async def harness(cluster: Any) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
     settings = {
         "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
-        "TOLLWAY_CONTACT": "mailto:ops@gw.example.com",
+        "TOLLWAY_OPERATOR_CONTACT": "mailto:ops@gw.example.com",
         "TOLLWAY_LIMIT_NONCES_PER_MINUTE": "1000000",
         "TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": "1000000",
         "TEST_LIMIT_OWNERSHIP_CHECKS_PER_HOUR": "1000000",

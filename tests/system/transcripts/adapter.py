@@ -53,7 +53,7 @@ SETTINGS = {
     "TOLLWAY_ADMIN_LISTEN": "off",
     "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
     "TOLLWAY_WEB_PAGES": "false",  # what programs read; pages are tested in a browser
-    "TOLLWAY_CONTACT": "mailto:operator@gateway.example",
+    "TOLLWAY_OPERATOR_CONTACT": "mailto:operator@gateway.example",
     "TOLLWAY_LOG_FORMAT": "json",
     # The transcript's clock moves by whole seconds between two exchanges, so what repeats runs at a start and never again.
     "TEST_LIMIT_OWNER_LEASE_S": str(LEASE_S),

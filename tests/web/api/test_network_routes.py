@@ -7,6 +7,7 @@ import pytest
 
 from tests.kit.routes import NOW_MS, RouteHarness
 from tollway.chain.networks import PRESETS, ChainRules, NetworkProfile
+from tollway.discovery.gateway_operator import GatewayOperator
 from tollway.ids import Address, ChainId
 from tollway.money import Asset
 from tollway.payments.gas import WithdrawalReason, WithdrawnRail
@@ -35,7 +36,7 @@ USDC = RULES[BASE].assets[0]
 
 
 class Harness(RouteHarness):
-    def __init__(self) -> None:
+    def __init__(self, **given: Any) -> None:
         self.away: dict[ChainId, float] = {}
         self.open_rails = {"x402", "mpp"}
         self.withdrawn: dict[WithdrawnRail, int] = {}
@@ -45,6 +46,7 @@ class Harness(RouteHarness):
             away_s=self.away.get,
             settled_rails={rail: self._offer(rail) for rail in ("x402", "mpp")},
             withdrawn_since_ms=lambda: self.withdrawn,
+            **given,
         )
 
     def _offer(self, rail: str) -> IsOffered:
@@ -123,6 +125,15 @@ async def test_a_network_whose_nodes_are_away_has_no_open_rail(
     status = await harness.status()
     assert (status[BASE]["reachable"], status[BASE]["unreachableSince"]) == (False, since)
     assert "unreachableSince" not in status[OTHER]
+
+
+async def test_the_status_names_the_operator() -> None:
+    harness = Harness(operator=GatewayOperator(name="Rain", contact="mailto:ops@rain.example"))
+    async with harness.open(network_router) as client:
+        named = (await client.get("/api/v2/status")).json()
+    assert named["operator"] == {"name": "Rain", "contact": "mailto:ops@rain.example"}
+    async with Harness().open(network_router) as client:
+        assert "operator" not in (await client.get("/api/v2/status")).json()
 
 
 async def test_the_status_names_what_is_withdrawn_and_since_when(harness: Harness) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.kit.listings import sample_listing
 from tests.kit.routes import NOW_MS, PUBLIC_URL, RouteHarness
+from tollway.discovery.gateway_operator import GatewayOperator
 from tollway.ids import Address, ListingId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing
@@ -32,6 +33,12 @@ USDC = Asset(
     symbol="USDC",
     decimals=6,
     domain=TokenDomain(name="USD Coin", version="2"),
+)
+OPERATOR = GatewayOperator(
+    name="Rain *Ltd*",
+    url="https://rain.example",
+    contact="mailto:ops@example.com",
+    terms_url="https://rain.example/terms",
 )
 KEPT = (
     "/openapi.json",
@@ -56,7 +63,7 @@ TRICKS = (
 
 @pytest.fixture
 async def harness() -> RouteHarness:
-    harness = RouteHarness(assets=(USDC,), contact="mailto:ops@example.com", has_pages=True)
+    harness = RouteHarness(assets=(USDC,), operator=OPERATOR, has_pages=True)
     await harness.catalog.publish(QUOTES)
     return harness
 
@@ -173,6 +180,32 @@ async def test_a_new_listing_appears_within_seconds(harness: RouteHarness, clien
     await harness.catalog.publish(replace(QUOTES, id=ListingId("api_weather"), name="Weather"))
     harness.ticks_ms += CACHE_MS
     assert "Weather" in (await client.get("/llms.txt")).text
+
+
+# ---- The operator.
+
+
+async def test_the_files_of_the_site_name_the_operator(client: httpx.AsyncClient) -> None:
+    text = (await client.get("/llms.txt")).text
+    assert (
+        "\nOperator: [Rain \\*Ltd\\*](https://rain.example). Contact: mailto:ops@example.com. "
+        "Terms: https://rain.example/terms.\n"
+    ) in text
+    (site, *_) = (await client.get("/.well-known/api-catalog")).json()["linkset"]
+    assert site["author"] == [
+        {"href": "https://rain.example", "title": "Rain *Ltd*"},
+        {"href": "mailto:ops@example.com", "title": "Rain *Ltd*"},
+    ]
+    assert site["terms-of-service"] == [{"href": "https://rain.example/terms"}]
+    about = (await client.get("/openapi.json")).json()["info"]
+    assert (about["contact"]["name"], about["termsOfService"]) == ("Rain *Ltd*", "https://rain.example/terms")
+
+
+async def test_without_settings_no_operator_is_named() -> None:
+    async with RouteHarness(assets=(USDC,)).open(site_router) as client:
+        assert "Operator:" not in (await client.get("/llms.txt")).text
+        (site,) = (await client.get("/.well-known/api-catalog")).json()["linkset"]
+        assert {"author", "terms-of-service"}.isdisjoint(site)
 
 
 # ---- Without pages.

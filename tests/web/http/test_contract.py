@@ -9,6 +9,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from tollway.discovery.forms import FormField
+from tollway.discovery.gateway_operator import GatewayOperator
 from tollway.discovery.listing_view import MCP_REVISIONS
 from tollway.discovery.operations import ApiOperation, Argument
 from tollway.errors import Code
@@ -137,9 +138,18 @@ def test_the_process_fills_in_its_version_and_public_url() -> None:
     ],
 )
 def test_the_contact_is_the_configured_one(contact: str, written: dict[str, str]) -> None:
-    site = Site(public_url=PUBLIC_URL, version="1", contact=contact)
+    site = Site(public_url=PUBLIC_URL, version="1", operator=GatewayOperator(contact=contact))
     found = build(site=site)["info"]["contact"]
     assert {name: value for name, value in found.items() if name != "name"} == written
+
+
+def test_the_contract_names_its_operator_and_terms() -> None:
+    operator = GatewayOperator(
+        name="Rain", url="https://rain.example", terms_url="https://rain.example/terms"
+    )
+    found = build(site=Site(public_url=PUBLIC_URL, version="1", operator=operator))["info"]
+    assert found["contact"] == {"name": "Rain", "url": "https://rain.example"}
+    assert found["termsOfService"] == "https://rain.example/terms"
 
 
 def test_a_second_build_is_the_same() -> None:

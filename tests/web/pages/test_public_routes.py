@@ -12,6 +12,7 @@ import pytest
 from tests.kit.listings import sample_listing
 from tests.kit.pages import BROWSER, RULES, PageHarness, PageReader
 from tests.kit.routes import PUBLIC_URL
+from tollway.discovery.gateway_operator import GatewayOperator, Logo
 from tollway.errors import Code
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
@@ -107,6 +108,37 @@ async def test_the_page_of_a_listing_describes_it_in_the_words_of_its_provider(
         assert not set("\u202e\u2066\n") & set(found["description"] + found["og:title"])
     lower = f"/providers/{str(ALICE).lower()}"
     assert (await read_metadata(client, lower))["canonical"] == f"{PUBLIC_URL}/providers/{ALICE}"
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/nowhere"])
+async def test_every_page_names_the_operator_with_its_logo(path: str) -> None:
+    operator = GatewayOperator(
+        name='Rain "&" Co',
+        url="https://rain.example",
+        contact="mailto:ops@rain.example",
+        terms_url="https://rain.example/t",
+    )
+    logo = Logo(media_type="image/png", suffix=".png", content=b"an image")
+    harness = PageHarness(operator=operator, logo=logo)
+    await harness.catalog.publish(QUOTES)
+    async with harness.open_pages() as client:
+        text = (await client.get(path, headers=BROWSER)).text
+        page = PageReader(text)
+        assert {operator.url, operator.contact, operator.terms_url} <= set(page.addresses)
+        assert text.count('rel="noreferrer noopener">') >= 3
+        assert "Rain &#34;&amp;&#34; Co</a>" in text
+        assert "· Rain &#34;&amp;&#34; Co</title>" in text
+        (source,) = re.findall('<img src="(/ui/[0-9a-f]{12}/operator_logo.png)"', text)
+        shown = await client.get(source, headers={"Accept-Encoding": "identity"})
+    assert (shown.content, shown.headers["content-type"]) == (b"an image", "image/png")
+    assert shown.headers["x-content-type-options"] == "nosniff"
+    assert "immutable" in shown.headers["cache-control"]
+
+
+async def test_another_logo_has_another_path() -> None:
+    logos = [Logo(media_type="image/png", suffix=".png", content=content) for content in (b"1", b"2")]
+    assert len({PageHarness(logo=logo).renderer.assets.logo_path for logo in logos}) == 2
+    assert PageHarness().renderer.assets.logo_path is None
 
 
 @pytest.mark.parametrize("path", ["/apis/api_none", "/nowhere", "/?maxPrice=x"])

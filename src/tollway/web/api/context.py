@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from tollway.chain.networks import ChainRules, NetworkProfile
+from tollway.discovery.gateway_operator import GatewayOperator
 from tollway.gateway.trial import TrialCalls
 from tollway.identity.authenticator import Identity
 from tollway.identity.sessions import SignIn
@@ -50,11 +51,11 @@ LookUpTransaction = Callable[[TxHash, Address], Awaitable[TransactionStatus | No
 class WebContext:
     """The collaborators of the routes, built once by `app`. The stores are open when the first request comes."""
 
-    # The gateway. `public_url` has no final slash; `origin` is that of the public URL. `contact`: of the operator.
+    # The gateway. `public_url` has no final slash; `origin` is that of the public URL.
     public_url: str
     origin: str
     version: str
-    contact: str | None
+    operator: GatewayOperator
     limits: Limits
     allow_private: bool
     """Whether endpoints and webhooks may have private addresses."""

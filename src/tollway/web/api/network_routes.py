@@ -23,12 +23,15 @@ HEADERS = {"Cache-Control": "public, max-age=10"}
 
 
 def network_router(context: WebContext) -> Router:
+    operator = context.operator.to_json()
+
     async def show_networks(request: Request) -> JSONResponse:
         return JSONResponse({"networks": describe_networks(context)}, headers=HEADERS)
 
     async def show_status(request: Request) -> JSONResponse:
         content = {
             "version": context.version,
+            **({"operator": operator} if operator else {}),
             "networks": describe_status(context),
             "asOf": format_time(context.now_ms()),
         }

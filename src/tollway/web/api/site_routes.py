@@ -175,7 +175,7 @@ class SiteRoutes:
     def __init__(self, context: WebContext) -> None:
         self._context = context
         self._contract = SiteContract(
-            Site(public_url=context.public_url, version=context.version, contact=context.contact)
+            Site(public_url=context.public_url, version=context.version, operator=context.operator)
         )
         self._featured_operations = FeaturedOperations(context)
         self._cache = DocumentCache(ticks_ms=context.ticks_ms)
@@ -219,7 +219,7 @@ class SiteRoutes:
         return self._answer(request, document, f'{CATALOG_TYPE}; profile="{CATALOG_PROFILE}"')
 
     async def show_security(self, request: Request) -> Response:
-        contact = self._context.contact
+        contact = self._context.operator.contact
         if contact is None:
             raise Refusal(_NO_CONTACT)
         today_ms = self._context.now_ms() // _DAY_MS * _DAY_MS
@@ -236,14 +236,19 @@ class SiteRoutes:
     async def _write_text(self) -> Document:
         page = await self._context.catalog.search(ListingQuery(limit=TEXT_LISTINGS_MAX))
         listings = tuple(found.listing for found in page.found)
-        return _with_etag(write_site_text(self._context.public_url, listings, total=page.total).encode())
+        text = write_site_text(
+            self._context.public_url, listings, total=page.total, operator=self._context.operator
+        )
+        return _with_etag(text.encode())
 
     async def _write_catalog(self, number: int) -> Document:
         page = await self._context.catalog.search(ListingQuery(page=number or 1, limit=CATALOG_PAGE_SIZE))
         catalog_page = CatalogPage(
             listings=tuple(found.listing for found in page.found), total=page.total, number=number
         )
-        content = await asyncio.to_thread(describe_catalog, self._context.public_url, catalog_page)
+        content = await asyncio.to_thread(
+            describe_catalog, self._context.public_url, catalog_page, operator=self._context.operator
+        )
         return _with_etag(render_json(content))
 
     async def _write_sitemap(self, number: int) -> Document:
@@ -302,7 +307,7 @@ _NO_SITEMAP = Problem(
 )
 _NO_CONTACT = Problem(
     code=Code.ROUTE_NOT_FOUND,
-    detail="The operator has not configured a contact (setting contact).",
+    detail="The operator has not configured a contact (setting operator_contact).",
 )
 
 

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from pydantic_core import from_json
 
 from tollway.discovery.form_fields import FILE_BYTES_SCHEMA
+from tollway.discovery.gateway_operator import UNNAMED, GatewayOperator
 from tollway.discovery.operations import ApiOperation, Argument
 from tollway.errors import Code
 from tollway.registry.openapi import METHODS, parse_yaml_object
@@ -32,11 +33,11 @@ _PROBLEMS, _PROBLEM_SETS = "x-problems", "x-problem-sets"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """The public facts of a gateway in the documents of its site. `public_url` has no final slash. `contact`: of the operator, a `mailto:` or `https:` URI."""
+    """The public facts of a gateway in the documents of its site. `public_url` has no final slash."""
 
     public_url: str
     version: str
-    contact: str | None = None
+    operator: GatewayOperator = UNNAMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +119,16 @@ def _list_codes(names: Sequence[str], sets: Mapping[str, Sequence[str]]) -> Iter
 
 
 def _fill_in(document: dict[str, Any], site: Site) -> None:
-    """The version, the contact, and the public URL in front of each path of the site."""
-    contact_uri = site.contact or f"{site.public_url}/"
+    """The version, the operator, and the public URL in front of each path of the site."""
+    operator = site.operator
+    contact_uri = operator.contact or operator.url or f"{site.public_url}/"
     is_mail = contact_uri.startswith("mailto:")
     reached = {"email": contact_uri.removeprefix("mailto:")} if is_mail else {"url": contact_uri}
     about, service = document["info"], document["x-service-info"]
     about["version"] = site.version
-    about["contact"] = {"name": about["contact"]["name"], **reached}
+    about["contact"] = {"name": operator.name or about["contact"]["name"], **reached}
+    if operator.terms_url is not None:
+        about["termsOfService"] = operator.terms_url
     document["servers"] = [{"url": site.public_url}]
     for paths in (service["docs"], document["x-agentcash-guidance"]):
         paths.update({name: site.public_url + path for name, path in paths.items()})

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
+from tollway.discovery.gateway_operator import Logo
 from tollway.errors import Code, Problem, Refusal
 from tollway.web.http.page_response import PageResponse, accepts_gzip
 
@@ -22,6 +23,7 @@ MARK_DIGITS = 12
 IMMUTABLE = "public, max-age=31536000, immutable"
 OF_ANOTHER_RELEASE = "public, max-age=60"
 
+LOGO_NAME = "operator_logo"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -57,23 +59,29 @@ class PageAssets:
             raise KeyError(name)
         return f"/ui/{self.mark}/{name}"
 
+    @property
+    def logo_path(self) -> str | None:
+        """The path of the operator's logo; None without one."""
+        return next((self.path_of(name) for name in self._files if Path(name).stem == LOGO_NAME), None)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
 
-def read_assets(folder: Path = UI_FOLDER) -> PageAssets:
-    """Reads and compresses every file of the folder."""
-    return PageAssets(
-        {
-            path.name: PageAsset(
-                media_type=_TYPES[path.suffix],
-                body=path.read_bytes(),
-                gzipped=gzip.compress(path.read_bytes(), 9, mtime=0),
-            )
-            for path in sorted(folder.iterdir())
-            if path.suffix in _TYPES
-        }
-    )
+def read_assets(folder: Path = UI_FOLDER, *, logo: Logo | None = None) -> PageAssets:
+    """Reads and compresses every file of the folder. `logo`: of the operator, which becomes one of the files."""
+    files = {
+        path.name: _make_asset(_TYPES[path.suffix], path.read_bytes())
+        for path in sorted(folder.iterdir())
+        if path.suffix in _TYPES
+    }
+    if logo is not None:
+        files[f"{LOGO_NAME}{logo.suffix}"] = _make_asset(logo.media_type, logo.content)
+    return PageAssets(files)
+
+
+def _make_asset(media_type: str, body: bytes) -> PageAsset:
+    return PageAsset(media_type=media_type, body=body, gzipped=gzip.compress(body, 9, mtime=0))
 
 
 def asset_router(assets: PageAssets) -> Router:

@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.types import Scope
 
+from tollway.discovery.gateway_operator import UNNAMED, GatewayOperator
 from tollway.discovery.safe_text import clean_line
 from tollway.money import format_decimal
 from tollway.web.http.page_response import PageResponse, accepts_gzip
@@ -77,8 +78,14 @@ class Frame:
     test_money: TestMoney
     request_id: str
     account: str | None
+    operator: GatewayOperator
+    logo_path: str | None
     canonical: str = ""
     """The URL of a public page without its query, for search engines and previews; empty for other pages and for refusals."""
+
+    @property
+    def site_name(self) -> str:
+        return self.operator.name or "Tollway"
 
     def place_in(self, href: str) -> str:
         """The value of `aria-current` for a link of a navigation: `page` for this page, `true` where this page is below it, else empty."""
@@ -98,11 +105,13 @@ class PageRenderer:
         public_url: str,
         test_money: TestMoney,
         sections: Sequence[Section] = PUBLIC_SECTIONS,
+        operator: GatewayOperator = UNNAMED,
         catalogs: Mapping[str, NullTranslations] | None = None,
     ) -> None:
         self.assets = assets
         self._sections = tuple(sections)
         self._test_money = test_money
+        self._operator = operator
         self._public_url = public_url
         self._policy = content_security_policy(public_url)
         self._environments = {
@@ -142,6 +151,8 @@ class PageRenderer:
             request_id=str((scope.get("state") or {}).get("request_id", "")),
             account=account,
             canonical=canonical,
+            operator=self._operator,
+            logo_path=self.assets.logo_path,
         )
         return str(self._environments[language].get_template(template).render(frame=frame, **records))
 
