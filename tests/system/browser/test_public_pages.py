@@ -14,6 +14,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Route
 
 from tests.kit.threaded_server import serve_in_thread
+from tests.system.browser.small_png import write_png
 from tests.system.browser.watched_page import WatchedPage, watch_page
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
@@ -32,9 +33,20 @@ class Site:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def site(cluster: Any) -> AsyncIterator[Site]:
+async def site(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Its operator has a name without a space and a wide logo, which no page may be wider for."""
     gas = await cluster.wallet()
-    async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}) as gateway:
+    logo = tmp_path_factory.mktemp("operator") / "logo.png"
+    logo.write_bytes(write_png(bytes((11, 93, 75, 255)) * 400 * 40, width=400))
+    operator = {
+        "TOLLWAY_OPERATOR_NAME": "W" * 80,
+        "TOLLWAY_OPERATOR_URL": "https://operator.example",
+        "TOLLWAY_OPERATOR_CONTACT": "mailto:ops@operator.example",
+        "TOLLWAY_OPERATOR_LOGO": str(logo),
+        "TOLLWAY_TERMS_URL": "https://operator.example/terms",
+    }
+    settings = {"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key, **operator}
+    async with cluster.gateway(settings=settings) as gateway:
         provider = await cluster.wallet()
         api_id = await cluster.publish(
             gateway,
