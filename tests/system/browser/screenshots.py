@@ -1,4 +1,5 @@
-"""Makes the pictures of the documentation: `python -m tests.system.browser.screenshots [FOLDER]` writes those of `docs/images`, or the same into FOLDER.
+"""Makes the pictures of the documentation: `python -m tests.system.browser.screenshots [FOLDER]` writes those of `docs/images`, or the same into FOLDER. Also
+the picture of previews, which the pages name as `og:image`: `preview` in place of FOLDER makes that alone.
 
 Each is the whole page of a real gateway (`shown_gateway`) in Chromium. A page that is wider than its window, or complains, makes no picture.
 """
@@ -24,6 +25,7 @@ from tests.system.browser.small_png import write_png
 from tests.system.browser.wallet_double import WalletDouble
 from tests.system.browser.watched_page import WatchedPage, watch_page
 from tollway.sandbox.chain import FundedAccount
+from tollway.web.pages.assets import UI_FOLDER
 
 IMAGES = ROOT / "docs" / "images"
 WIDTHS = {1280: 800, 320: 640}
@@ -50,6 +52,15 @@ _RENAME = """(() => {
   while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replace(%s, %s);
   return true;
 })()"""
+
+
+PREVIEW = UI_FOLDER / "preview.png"
+PREVIEW_WIDTH, PREVIEW_HEIGHT = 1200, 630
+"""The size that previews of links expect (Open Graph)."""
+_CARD = """<body style="margin:0;height:630px;display:flex;flex-direction:column;justify-content:center;gap:28px;background:#faf8f4;color:#1d1a16;font:44px system-ui;padding-left:96px">
+<svg viewBox="0 0 24 24" width="200" height="200" fill="none" stroke="#1d1a16" stroke-width="2" stroke-linecap="square"><path d="M4 21V8h5v13M2.5 21.5h8"/>
+<path d="M6.5 11.5H22" stroke="#0b5d4b" stroke-width="2.6"/><circle cx="6.5" cy="5" r="1.8" fill="#0b5d4b" stroke="none"/></svg>
+<b style="font-size:104px;letter-spacing:-2px">Tollway</b><span>HTTP APIs that are paid per request</span></body>"""
 
 
 # ---- What is shown.
@@ -136,6 +147,15 @@ async def make_pictures(folder: Path) -> None:
             print(f"{name}: {len(picture):,} bytes")
 
 
+async def make_preview() -> None:
+    async with open_browser() as browser:
+        card, blank = await browser.new_page(), await browser.new_page()
+        await card.set_viewport_size({"width": PREVIEW_WIDTH, "height": PREVIEW_HEIGHT})
+        await card.set_content(_CARD)
+        _, pixels = await blank.evaluate(_DECODE, base64.b64encode(await card.screenshot()).decode())
+    PREVIEW.write_bytes(write_png(base64.b64decode(pixels), width=PREVIEW_WIDTH))
+
+
 @contextlib.asynccontextmanager
 async def open_browser() -> AsyncIterator[Browser]:
     os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", find_node())
@@ -165,7 +185,8 @@ async def take_picture(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.system.browser.screenshots")
     parser.add_argument("folder", nargs="?", type=Path, default=IMAGES, help="where the pictures are written")
-    asyncio.run(make_pictures(parser.parse_args().folder))
+    folder = parser.parse_args().folder
+    asyncio.run(make_preview() if folder == Path("preview") else make_pictures(folder))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import struct
 import zlib
 from collections import Counter
 
-from tests.system.browser.screenshots import IMAGES, PICTURES
+from tests.system.browser.screenshots import IMAGES, PICTURES, PREVIEW, PREVIEW_HEIGHT, PREVIEW_WIDTH
 from tests.system.browser.small_png import choose_palette, write_png
 
 
@@ -20,6 +20,12 @@ def test_every_picture_is_shown_by_a_page() -> None:
 def test_a_picture_is_as_wide_as_its_window() -> None:
     for name, (_, width, _) in PICTURES.items():
         assert struct.unpack(">I", (IMAGES / name).read_bytes()[16:20]) == (width,), name
+
+
+def test_the_picture_of_previews_has_their_size_and_is_light() -> None:
+    written = PREVIEW.read_bytes()
+    assert struct.unpack(">II", written[16:24]) == (PREVIEW_WIDTH, PREVIEW_HEIGHT)
+    assert len(written) <= 32 * 1024
 
 
 def test_a_small_picture_has_the_pixels_it_was_given() -> None:

@@ -91,6 +91,8 @@ async def test_a_public_page_describes_itself(client: httpx.AsyncClient, path: s
     assert found["og:description"] == found["description"] != ""
     assert found["og:title"] != ""
     assert (found["og:type"], found["og:site_name"]) == ("website", "Tollway")
+    picture = await client.get(found["og:image"].removeprefix(PUBLIC_URL))
+    assert (picture.status_code, picture.headers["content-type"]) == (200, "image/png")
 
 
 async def test_the_page_of_a_listing_describes_it_in_the_words_of_its_provider(

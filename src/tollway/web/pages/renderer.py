@@ -82,6 +82,8 @@ class Frame:
     logo_path: str | None
     canonical: str = ""
     """The URL of a public page without its query, for search engines and previews; empty for other pages and for refusals."""
+    picture: str = ""
+    """The URL of the picture of previews."""
 
     @property
     def site_name(self) -> str:
@@ -151,6 +153,7 @@ class PageRenderer:
             request_id=str((scope.get("state") or {}).get("request_id", "")),
             account=account,
             canonical=canonical,
+            picture=self._public_url + self.assets.path_of("preview.png"),
             operator=self._operator,
             logo_path=self.assets.logo_path,
         )
