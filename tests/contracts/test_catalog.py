@@ -424,7 +424,7 @@ QUERIES: list[tuple[ListingQuery, list[str]]] = [
     (ListingQuery(skip=2), ["éclair", "Beta", "alpha"]),
     (ListingQuery(skip=1, limit=2), ["delta", "éclair"]),
     (ListingQuery(skip=1, limit=2, page=2), ["Beta", "alpha"]),
-    (ListingQuery(words="weather", skip=1), ["alpha"]),
+    (ListingQuery(words="weather", skip=1, sort="newest"), ["alpha"]),
     (ListingQuery(verified=True), []),
     (ListingQuery(verified=False), ["Zeta", "delta", "éclair", "Beta", "alpha"]),
     (ListingQuery(min_success_rate=0.0), []),
@@ -455,25 +455,29 @@ STANDINGS = {
     "Zeta": measured(1_000_000),
 }
 GRADED: list[tuple[ListingQuery, list[str]]] = [
-    (ListingQuery(min_success_rate=0.0), ["Zeta", "Beta", "alpha"]),
-    (ListingQuery(min_success_rate=0.29), ["Zeta", "Beta", "alpha"]),
-    (ListingQuery(min_success_rate=0.290000001), ["Zeta", "alpha"]),
-    (ListingQuery(min_success_rate=0.95), ["Zeta", "alpha"]),
-    (ListingQuery(min_success_rate=1.0), ["Zeta"]),
-    (ListingQuery(verified=True), ["éclair", "alpha"]),
-    (ListingQuery(verified=False), ["Zeta", "delta", "Beta"]),
-    (ListingQuery(verified=True, min_success_rate=0.5), ["alpha"]),
-    (ListingQuery(verified=False, min_success_rate=0.5), ["Zeta"]),
-    (ListingQuery(verified=False, min_success_rate=0.1, skip=1), ["Beta"]),
-    (ListingQuery(verified=True, words="weather"), ["éclair", "alpha"]),
+    (ListingQuery(min_success_rate=0.0, sort="newest"), ["Zeta", "Beta", "alpha"]),
+    (ListingQuery(min_success_rate=0.29, sort="newest"), ["Zeta", "Beta", "alpha"]),
+    (ListingQuery(min_success_rate=0.290000001, sort="newest"), ["Zeta", "alpha"]),
+    (ListingQuery(min_success_rate=0.95, sort="newest"), ["Zeta", "alpha"]),
+    (ListingQuery(min_success_rate=1.0, sort="newest"), ["Zeta"]),
+    (ListingQuery(verified=True, sort="newest"), ["éclair", "alpha"]),
+    (ListingQuery(verified=False, sort="newest"), ["Zeta", "delta", "Beta"]),
+    (ListingQuery(verified=True, min_success_rate=0.5, sort="newest"), ["alpha"]),
+    (ListingQuery(verified=False, min_success_rate=0.5, sort="newest"), ["Zeta"]),
+    (ListingQuery(verified=False, min_success_rate=0.1, skip=1, sort="newest"), ["Beta"]),
+    (ListingQuery(verified=True, words="weather", sort="newest"), ["éclair", "alpha"]),
     (ListingQuery(min_success_rate=0.1, words="weather", sort="relevance"), ["alpha"]),
     (ListingQuery(min_success_rate=0.1, sort="name"), ["alpha", "Beta", "Zeta"]),
     (ListingQuery(verified=False, sort="name"), ["Beta", "delta", "Zeta"]),
     (ListingQuery(min_success_rate=0.1, currency="USDC", sort="-price"), ["alpha", "Beta", "Zeta"]),
-    (ListingQuery(min_success_rate=0.1, provider=BOB), ["alpha"]),
-    (ListingQuery(min_success_rate=0.1, network=OPTIMISM), ["Beta"]),
+    (ListingQuery(min_success_rate=0.1, provider=BOB, sort="newest"), ["alpha"]),
+    (ListingQuery(min_success_rate=0.1, network=OPTIMISM, sort="newest"), ["Beta"]),
     (
-        ListingQuery(verified=True, network_currencies=(NetworkCurrency(chain_id=BASE, currency="USDC"),)),
+        ListingQuery(
+            verified=True,
+            network_currencies=(NetworkCurrency(chain_id=BASE, currency="USDC"),),
+            sort="newest",
+        ),
         ["éclair", "alpha"],
     ),
 ]
@@ -573,106 +577,6 @@ async def test_a_page_carries_no_secret_and_no_document(catalog: Catalog) -> Non
     page = await catalog.search(ListingQuery())
     assert page.found[0].listing == replace(FULL, upstream_auth=None, openapi=None)
     assert page.found[0].match == ()
-
-
-TEXTS = [
-    make_listing(name="Weather Pro", description="Hourly forecasts, city by city.", tags=("data", "e-mail")),
-    make_listing(name="Café Ｆinder", description="The STRASSE and the Straße; naïve co-op v2.5 a_b"),
-    make_listing(name="天気予報 API", description="東京の天気", tags=("日本",)),
-    make_listing(name="Погода", description="weather in Москва; don't panic: O'Brien's 100%"),
-]
-
-WORDS: list[tuple[str, list[int]]] = [
-    ("weather", [3, 0]),
-    ("WEATHER", [3, 0]),
-    ("weather city", [0]),
-    ("city   hourly,forecasts!", [0]),
-    ("weather missing", []),
-    ("weath", []),  # whole words only
-    ("weather*", [3, 0]),
-    ('"weather pro"', [0]),
-    ("weather OR cafe", []),  # plain words, no operators
-    ("weather AND pro", []),
-    ("NOT weather", []),
-    ("name:weather", []),
-    ("-weather", [3, 0]),
-    ("cafe", [1]),
-    ("CAFÉ finder", [1]),
-    ("strasse", [1]),
-    ("naive co op", [1]),
-    ("co-op", [1]),
-    ("2.5", []),  # the text has v2.5
-    ("v2", [1]),
-    ("a b", [1]),
-    ("天気", [2]),
-    ("日本 api", [2]),
-    ("погода москва", [3]),
-    ("ПОГОДА", [3]),
-    ("o'brien's", [3]),
-    ("100", [3]),
-    ("e-mail", [0]),
-    ("data", [0]),
-    ("", []),
-    ("   ", []),
-    ("*", []),
-    ('"', []),
-    ("''", []),
-    ("( & | ! : <-> )", []),
-    ("\x00", []),
-    ("a" * 5_000, []),
-    ("weather " * 50, [3, 0]),
-    ("\\ weather \\", [3, 0]),
-    ("%", []),
-    ("😀", []),
-]
-
-
-async def test_a_search_finds_the_same_on_both_databases_and_never_fails(catalog: Catalog) -> None:
-    await publish_all(catalog, TEXTS)
-    for words, numbers in WORDS:
-        page = await catalog.search(ListingQuery(words=words))
-        assert [TEXTS.index(by_id(found.listing.id)) for found in page.found] == numbers, words
-        assert page.total == len(numbers), words
-
-
-def by_id(listing_id: ListingId) -> Listing:
-    return next(listing for listing in TEXTS if listing.id == listing_id)
-
-
-async def test_a_match_names_its_fields(catalog: Catalog) -> None:
-    await publish_all(
-        catalog,
-        [
-            make_listing(name="red", description="a red door", tags=("Red", "door")),
-            make_listing(name="blue", description="door"),
-        ],
-    )
-    page = await catalog.search(ListingQuery(words="red door"))
-    assert [found.match for found in page.found] == [("name", "description", "tags")]
-    page = await catalog.search(ListingQuery(words="door"))
-    assert [found.match for found in page.found] == [("description",), ("description", "tags")]
-
-
-async def test_an_edit_changes_what_is_found(catalog: Catalog) -> None:
-    listing = make_listing(name="old words")
-    await catalog.publish(listing)
-    await catalog.revise(replace(listing, name="new words"), expected_revision=1)
-    assert (await catalog.search(ListingQuery(words="old"))).total == 0
-    assert (await catalog.search(ListingQuery(words="new"))).total == 1
-
-
-async def test_relevance_puts_names_first_and_pages_without_gap(catalog: Catalog) -> None:
-    in_name = make_listing(name="weather")
-    in_text = [make_listing(description=f"some weather {number}") for number in range(5)]
-    await publish_all(catalog, [in_name, *in_text])
-    seen = []
-    for page in (1, 2, 3):
-        found = await catalog.search(ListingQuery(words="weather", sort="relevance", limit=2, page=page))
-        seen += [found.listing.id for found in found.found]
-    assert seen[0] == in_name.id
-    assert sorted(seen) == sorted(listing.id for listing in (in_name, *in_text))
-    rest = await catalog.search(ListingQuery(words="weather", sort="relevance", skip=2))
-    assert [found.listing.id for found in rest.found] == seen[2:]
 
 
 async def test_reports_a_shared_payee(catalog: Catalog) -> None:

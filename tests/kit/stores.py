@@ -28,7 +28,7 @@ from tollway.storage.accounts.identity_store import ModerationStore, SqlSessions
 from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.catalog_tables import listing_table, ownership_table, quality_table
 from tollway.storage.catalog.creation_store import CreationStore
-from tollway.storage.catalog.reputation_store import OwnershipStore
+from tollway.storage.catalog.reputation_store import OwnershipStore, update_score
 from tollway.storage.engine.database import SqliteDatabase
 from tollway.storage.engine.database import sqlite_module as sqlite  # type: ignore[attr-defined]  # the one in use
 from tollway.storage.engine.encryption import Sealer
@@ -135,11 +135,13 @@ def write_reputation(connection: Connection, listing_id: str, reputation: Reputa
     """What is known of a listing, as its checks and its quality write it."""
     seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing_id))
     if reputation.quality is not None:
-        connection.execute(insert(quality_table).values(listing_seq=seq, day=1, **asdict(reputation.quality)))
+        connection.execute(insert(quality_table).values(listing_seq=seq, day=1, score=0, **asdict(reputation.quality)))
     origin = {"origin": "https://api.example.com", "method": "file", "checked_ms": 1, "failures": 0}
     connection.execute(
         insert(ownership_table).values(listing_seq=seq, verified_ms=reputation.verified_ms, **origin)
     )
+    assert seq is not None
+    update_score(connection, seq)
 
 
 def open_catalog(

@@ -95,7 +95,10 @@ TOTAL_EXACT_MAX = 10_000
 TERMS_RETENTION_S = 2 * 86_400 + 7_200
 """How long a `CatalogEntry` contains ended terms: the maximum age of a payment (24 h), the time for which an old payee counts (24 h), and slack."""
 
-Sort = Literal["newest", "price", "-price", "name", "relevance"]
+Sort = Literal["newest", "price", "-price", "name", "relevance", "recommended"]
+
+SCORED_IN_TURN = 4
+"""In the order `recommended`, so many listings with a score stand before each one without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +111,16 @@ class NetworkCurrency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingQuery:
-    """A page of the catalog. `page` is 1-based. `words`: full text over name, description and tags; one of them must contain
-    each word (whole words, see `search_tokens.py`), and a text without any word finds nothing.
+    """A page of the catalog. `page` is 1-based. `words`: full text over name, description, tags, operations and domain
+    (`search_tokens.py`); a text without any word finds nothing.
 
-    `newest` is the order of publishing; ties of `price` and `name` go oldest first, of `-price` and `relevance` newest
-    first. `relevance` is the rank of the words times the weight of measured quality (`quality.rank_weight`). `tag` is compared
-    without case, accents and width. `min_success_rate`, from 0 to 1, finds only listings whose quality is measured; `verified`
-    True only listings whose ownership is proved, False only the others. `skip`: the number of listings before the first page.
+    `relevance` finds listings with some of the words, those with all of them first, by the rank of the words times the weight of measured
+    quality (`quality.rank_weight`). The other orders find listings with all words or, where there are none, with some.
+    `recommended` has the listings with a score (`quality.score_listing`), the highest first, and after each `SCORED_IN_TURN` of them one
+    without a score, the newest first; with words it is `relevance`, and without words `relevance` is `recommended`. `newest` is the order of
+    publishing; ties of `price` and `name` go oldest first, of all others newest first. `tag` is compared without case, accents and width.
+    `min_success_rate`, from 0 to 1, finds only listings whose quality is measured; `verified` True only listings whose ownership is proved,
+    False only the others. `skip`: the number of listings before the first page.
 
     `network_currencies`: only active listings that have a price (their own, or of an operation) and are sold in one of these;
     an empty tuple finds nothing.
@@ -132,8 +138,12 @@ class ListingQuery:
     verified: bool | None = None
     pay_to: Address | None = None
     network_currencies: tuple[NetworkCurrency, ...] | None = None
-    sort: Sort = "newest"
+    sort: Sort = "recommended"
     skip: int = 0
+
+    @property
+    def is_ranked(self) -> bool:
+        return self.sort in ("relevance", "recommended")
 
     @property
     def start(self) -> int:
@@ -143,7 +153,7 @@ class ListingQuery:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingMatch:
     """One listing of a page. Its `openapi` and `upstream_auth` are None: a page must not read a hundred documents, nor
-    decrypt a secret. `match`: the fields that contain the words (`name`, `description`, `tags`)."""
+    decrypt a secret. `match`: the fields that contain some of the words (`search_tokens.FIELDS`)."""
 
     listing: Listing
     match: tuple[str, ...] = ()
@@ -151,10 +161,24 @@ class ListingMatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """A word of a search that no visible listing has, and the word that was searched in its place."""
+
+    word: str
+    replacement: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListingPage:
+    """`total`: the listings of all pages. With words, `total_all`: those of the query that have all words, counted to `TOTAL_EXACT_MAX`; `words`: the words
+    that were searched, folded, without those that say nothing, and after `corrections`."""
+
     found: tuple[ListingMatch, ...]
     total: int
     is_lower_bound: bool = False
+    total_all: int = 0
+    words: tuple[str, ...] = ()
+    corrections: tuple[Correction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,54 +1,44 @@
 """Searches of the catalog: filters, order, full text and totals as SQL, for both dialects.
 
-`registry` splits and folds the words of a search, so both databases find the same listings.
+`registry` splits, stems and ranks the words of a search, so both databases find the same listings in the same order.
 
 No page reads a whole table. Each condition of a query is a facet: a set of listings in one index, newest first. The smallest facet leads (it
 is counted up to the maximum of totals), and the other facets are tested for each of its listings. For a sort of a large set the index
-in that order leads, and every facet is tested.
+in that order leads, and every facet is tested. A search by relevance ranks at most `RANKED_MAX` candidates.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Connection,
-    Double,
     FromClause,
     Select,
-    Text,
     and_,
-    cast,
-    column,
-    delete,
     desc,
     exists,
     func,
-    insert,
-    literal,
     literal_column,
     not_,
     or_,
     select,
-    table,
-    text,
     true,
 )
-from sqlalchemy.dialects.postgresql import TSQUERY, TSVECTOR
 
 from tollway.ids import ChainId
 from tollway.registry.catalog import (
     FACET_VALUES_MAX,
+    SCORED_IN_TURN,
     TOTAL_EXACT_MAX,
     CatalogFacets,
     ListingQuery,
     NetworkCurrency,
 )
-from tollway.registry.listing import Listing
-from tollway.registry.quality import RANK_WEIGHT_MIN, RANK_WEIGHT_SPAN, rate_weight, round_up_ppm
-from tollway.registry.search_tokens import fold, query_words, rank_fields, searched_texts, split_words
+from tollway.registry.quality import rate_weight, round_up_ppm
+from tollway.registry.search_rank import Term, measure_rarity, order_candidates, rank_words
+from tollway.registry.search_tokens import fold, query_words
 from tollway.storage.catalog.catalog_tables import (
     NO_OPERATIONS,
     listing_table,
@@ -58,30 +48,24 @@ from tollway.storage.catalog.catalog_tables import (
     tag_table,
     total_table,
 )
-from tollway.storage.engine.statements import hint_index
+from tollway.storage.catalog.catalog_words import Understood, match_terms, read_weights, understand
+from tollway.storage.engine.statements import Prepared, Within, hint_index
 
 _INDEX = "ix_listing_"
 _SHOWN, _PRICE, _CURRENCY = (_INDEX + name for name in ("shown", "price", "currency"))
 _SUCCESS, _VERIFIED = _INDEX + "quality_success", _INDEX + "ownership_verified"
-
-fts_table = table(
-    "listing_search", column("rowid", BigInteger), column("name"), column("description"), column("tags")
-)
-vector_table = table("listing_search", column("listing_seq", BigInteger), column("words", TSVECTOR))
+_SCORE = _INDEX + "quality_score"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facet:
-    """A set of listings that one condition selects. `index`: the index that a walk uses. `is_match`: the set of the full-text search. `rank`: the
-    order of relevance, when the database computes it. `by_age`, `by_listing`: the same set newest first, and the same set for the
+    """A set of listings that one condition selects. `index`: the index that a walk uses. `by_age`, `by_listing`: the same set newest first, and the same set for the
     test of one listing, when `index` has another order. `few`: the same set for a read when it is known to be small."""
 
     source: FromClause
     seq: ColumnElement[int]
     where: tuple[ColumnElement[bool], ...]
     index: str | None = None
-    is_match: bool = False
-    rank: ColumnElement[Any] | None = None
     by_age: "Facet | None" = None
     by_listing: "Facet | None" = None
     few: "Facet | None" = None
@@ -109,11 +93,9 @@ class Facet:
         return other.is_of_all or (self.index == _PRICE and other.index in (_PRICE, _CURRENCY))
 
 
-def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -> list[Facet]:
-    """The facets of a query, one or more. Of facets with equal size the first one leads best."""
+def find_facets(query: ListingQuery) -> list[Facet]:
+    """The facets of a query but for its words, one or more without words. Of facets with equal size the first one leads best."""
     facets: list[Facet] = []
-    if words:
-        facets.append(_match_fts(words) if is_sqlite else _match_vectors(words))
     if query.tag is not None:
         tags = tag_table.alias("tagged")
         facets.append(Facet(source=tags, seq=tags.c.listing_seq, where=(tags.c.tag == fold(query.tag),)))
@@ -135,7 +117,7 @@ def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -
     elif query.currency is not None and query.provider is None:
         facets.append(_shown("currency", currency=query.currency))
     # The facets below also contain listings that are not visible.
-    is_visible_only = bool(facets)
+    is_visible_only = bool(facets) or query.words is not None
     if query.min_success_rate is not None:
         facets.append(_succeeding(query.min_success_rate))
     if query.verified:
@@ -236,57 +218,28 @@ def _verified() -> Facet:
     return Facet(source=source, seq=source.c.listing_seq, where=where, index=_VERIFIED)
 
 
-def _weigh(seq: ColumnElement[int]) -> ColumnElement[float]:
-    of = quality_table.alias("weighed")
-    rate = of.c.success_ppm / literal(1_000_000.0, Double)
-    factor = select(literal(RANK_WEIGHT_MIN, Double) + literal(RANK_WEIGHT_SPAN, Double) * rate * rate)
-    return func.coalesce(factor.where(of.c.listing_seq == seq).scalar_subquery(), literal(1.0, Double))
-
-
-def _match_fts(words: Sequence[str]) -> Facet:
-    # Each word is quoted; split words contain no quotes.
-    wanted = literal(" ".join(f'"{word}"' for word in words), Text)
-    condition: ColumnElement[bool] = literal_column("listing_search").op("MATCH", is_comparison=True)(wanted)
-    return Facet(source=fts_table, seq=fts_table.c.rowid, where=(condition,), is_match=True)
-
-
-def _match_vectors(words: Sequence[str]) -> Facet:
-    wanted = cast(literal(" & ".join(f"'{word}'" for word in words), Text), TSQUERY)
-    columns = vector_table.c
-    condition = columns.words.op("@@", is_comparison=True)(wanted)
-    rank = desc(func.ts_rank(columns.words, wanted) * _weigh(columns.listing_seq))
+def _match(terms: Sequence[Term], *, needs_all: bool, is_sqlite: bool) -> Facet:
+    source, seq, condition = match_terms(terms, needs_all=needs_all, is_sqlite=is_sqlite)
+    if is_sqlite:
+        return Facet(source=source, seq=seq, where=(condition,))
     # PostgreSQL's estimates for rare words are poor: without this LIMIT it would walk all listings by age for a few matches.
-    fenced = select(columns.listing_seq).where(condition).limit(TOTAL_EXACT_MAX).subquery("matched")
+    fenced = select(seq).where(condition).limit(TOTAL_EXACT_MAX).subquery("matched")
     few = Facet(source=fenced, seq=fenced.c.listing_seq, where=())
-    return Facet(
-        source=vector_table,
-        seq=columns.listing_seq,
-        where=(condition,),
-        is_match=True,
-        rank=rank,
-        few=few,
-    )
+    return Facet(source=source, seq=seq, where=(condition,), few=few)
 
 
 RANKED_MAX = 1_000
-"""How many of the newest matches `relevance` ranks; older ones follow, newest first. Ranking costs some ten microseconds for each match."""
-
-# PostgreSQL's weight classes of name, description and tags; A is the heaviest.
-_WEIGHTS = "ADB"
-# The largest position in a tsvector.
-_WORD_POSITION_MAX = 16_383
+"""How many candidates `relevance` ranks. Of more listings the older ones follow, newest first. Ranking costs some microseconds for each candidate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hits:
-    """The listings that a query finds, before order and page. `lead`: the smallest of `facets`. `lead_size`: its counted size. `matched`: the facet
-    of the full-text search, None without words."""
+    """The listings that a query finds, before order and page. `lead`: the smallest of `facets`. `lead_size`: its counted size."""
 
     facets: Sequence[Facet]
     lead: Facet
     lead_size: int
     query: ListingQuery
-    matched: Facet | None = None
 
     def select(self) -> Select[Any]:
         return self.select_by(self.lead)
@@ -310,22 +263,100 @@ class _Hits:
         )
 
 
-def find_page(connection: Connection, query: ListingQuery) -> tuple[list[int], int, bool]:
-    words = query_words(query.words) if query.words is not None else ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPage:
+    """The row numbers of a page, and what `ListingPage` says of it."""
+
+    seqs: Sequence[int] = ()
+    total: int = 0
+    is_lower_bound: bool = False
+    total_all: int = 0
+    understood: Understood = field(default_factory=Understood)
+
+
+def find_page(connection: Connection, query: ListingQuery) -> FoundPage:
     # A search without words finds no listing.
-    if query.network_currencies == () or (query.words is not None and not words):
-        return [], 0, False
-    facets = find_facets(query, words, is_sqlite=connection.dialect.name == "sqlite")
-    hits = _begin_with_smallest(connection, query, facets)
-    total, is_lower_bound = _count(connection, hits)
-    if query.start >= total and not is_lower_bound:
-        return [], total, False
-    return _page(connection, hits), total, is_lower_bound
+    if query.network_currencies == () or (query.words is not None and not query_words(query.words)):
+        return FoundPage()
+    search = _begin(connection, query)
+    if query.words is None:
+        hits = search.find_all()
+        total, is_lower_bound = _count(connection, hits)
+        if query.start >= total and not is_lower_bound:
+            return FoundPage(total=total)
+        page = _recommended(connection, hits) if query.is_ranked else _page(connection, hits)
+        return FoundPage(seqs=page, total=total, is_lower_bound=is_lower_bound)
+    return _find_words(connection, search)
+
+
+def _find_words(connection: Connection, search: "_Search") -> FoundPage:
+    query, understood = search.query, search.understood
+    with_all = search.find_terms(connection, understood.terms, needs_all=True)
+    total_all, is_all_bound = _count(connection, with_all)
+    hits, total, is_lower_bound = with_all, total_all, is_all_bound
+    if len(understood.terms) > 1 and (query.is_ranked or not total_all):
+        hits = search.find_terms(connection, understood.terms, needs_all=False)
+        total, is_lower_bound = _count(connection, hits)
+    seqs: Sequence[int] = ()
+    if query.start < total or is_lower_bound:
+        if query.is_ranked:
+            seqs = _ranked_page(connection, search, with_all=with_all, with_some=hits)
+        else:
+            seqs = _page(connection, hits)
+    return FoundPage(
+        seqs=seqs, total=total, is_lower_bound=is_lower_bound, total_all=total_all, understood=understood
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """A query with the sizes of its filters, and its understood words."""
+
+    query: ListingQuery
+    filters: Sequence[tuple[Facet, int]]
+    understood: Understood
+
+    def find_all(self) -> _Hits:
+        return self._lead_by_smallest(self.filters)
+
+    def find_terms(self, connection: Connection, terms: Sequence[Term], *, needs_all: bool) -> _Hits:
+        """The listings of the filters that have all of the terms, or some."""
+        matched = _match(terms, needs_all=needs_all, is_sqlite=connection.dialect.name == "sqlite")
+        size = dict(zip(self.understood.terms, self.understood.counts, strict=True)).get(terms[0])
+        if size is None or len(terms) > 1:
+            size = _count_up_to_cap(connection, matched.select())
+        return self._lead_by_smallest([(matched, size), *self.filters])
+
+    def _lead_by_smallest(self, sized: Sequence[tuple[Facet, int]]) -> _Hits:
+        lead, size = min(sized, key=lambda one: one[1])
+        others = [facet for facet, _ in sized if facet is not lead]
+        if lead.few is not None and size <= TOTAL_EXACT_MAX:
+            lead = lead.few
+        return _Hits(facets=[lead, *others], lead=lead, lead_size=size, query=self.query)
+
+
+def _begin(connection: Connection, query: ListingQuery) -> _Search:
+    facets = find_facets(query)
+    if _is_unfiltered(query):
+        return _Search(query=query, filters=[(facets[0], TOTAL_EXACT_MAX + 1)], understood=Understood())
+    filters = [
+        (facet, TOTAL_EXACT_MAX + 1 if facet.is_of_all else _count_up_to_cap(connection, facet.select()))
+        for facet in facets
+    ]
+    understood = Understood()
+    if query.words is not None:
+        understood = understand(connection, query.words, _count_term)
+    return _Search(query=query, filters=filters, understood=understood)
+
+
+def _count_term(connection: Connection, term: Term) -> int:
+    matched = _match([term], needs_all=True, is_sqlite=connection.dialect.name == "sqlite")
+    return _count_up_to_cap(connection, matched.select())
 
 
 def count_facets(connection: Connection, query: ListingQuery) -> CatalogFacets:
-    """The counts of the listings of a query by tag, currency and network. Like a page, it reads no whole table: it takes the row numbers of the newest
-    `TOTAL_EXACT_MAX` listings, and looks up their tags and networks in the narrow tables by listing."""
+    """The counts of the listings of a query by tag, currency and network; with words, of those with some of them. Like a page, it reads no whole table:
+    it takes the row numbers of the newest `TOTAL_EXACT_MAX` listings, and looks up their tags and networks in the narrow tables by listing."""
     found = _select_newest(connection, query)
     if found is None:
         return CatalogFacets()
@@ -361,29 +392,15 @@ def _count_values(
 
 def _select_newest(connection: Connection, query: ListingQuery) -> tuple[Select[Any], int, bool] | None:
     """Counts the total as `find_page` does. Returns None when the query finds nothing."""
-    words = query_words(query.words) if query.words is not None else ()
-    if query.words is not None and not words:
+    if query.words is not None and not query_words(query.words):
         return None
-    facets = find_facets(query, words, is_sqlite=connection.dialect.name == "sqlite")
-    hits = _begin_with_smallest(connection, query, facets)
+    search = _begin(connection, query)
+    if query.words is None:
+        hits = search.find_all()
+    else:
+        hits = search.find_terms(connection, search.understood.terms, needs_all=False)
     total, is_lower_bound = _count(connection, hits)
     return _newest(hits).limit(TOTAL_EXACT_MAX), total, is_lower_bound
-
-
-def _begin_with_smallest(connection: Connection, query: ListingQuery, facets: Sequence[Facet]) -> _Hits:
-    if _is_unfiltered(query):
-        return _Hits(facets=facets, lead=facets[0], lead_size=TOTAL_EXACT_MAX + 1, query=query)
-    sizes = [
-        TOTAL_EXACT_MAX + 1 if facet.is_of_all else _count_up_to_cap(connection, facet.select())
-        for facet in facets
-    ]
-    smallest = min(range(len(facets)), key=sizes.__getitem__)
-    size, lead = sizes[smallest], facets[smallest]
-    others = [facet for facet in facets if facet is not lead]
-    if lead.few is not None and size <= TOTAL_EXACT_MAX:
-        lead = lead.few
-    matched = next((facet for facet in facets if facet.is_match), None)
-    return _Hits(facets=[lead, *others], lead=lead, lead_size=size, query=query, matched=matched)
 
 
 def _count(connection: Connection, hits: _Hits) -> tuple[int, bool]:
@@ -394,7 +411,11 @@ def _count(connection: Connection, hits: _Hits) -> tuple[int, bool]:
 
 
 def _count_up_to_cap(connection: Connection, found: Select[Any]) -> int:
-    capped = found.limit(TOTAL_EXACT_MAX + 1).subquery()
+    return _count_up_to(connection, found, TOTAL_EXACT_MAX + 1)
+
+
+def _count_up_to(connection: Connection, found: Select[Any], most: int) -> int:
+    capped = found.order_by(None).limit(most).subquery()
     return connection.scalar(select(func.count()).select_from(capped)) or 0
 
 
@@ -403,19 +424,24 @@ def _is_unfiltered(query: ListingQuery) -> bool:
     return query == anything
 
 
-def _page(connection: Connection, hits: _Hits) -> list[int]:
+def _page(connection: Connection, hits: _Hits) -> Sequence[int]:
     query = hits.query
-    if query.sort == "relevance" and hits.matched is not None:
-        return _ranked_page(connection, hits, hits.matched)
-    found = _newest(hits) if query.sort in ("newest", "relevance") else _sorted(hits)
-    return list(connection.scalars(found.limit(query.limit).offset(query.start)))
+    found = _newest(hits) if query.sort == "newest" else _sorted(hits)
+    return connection.scalars(found.limit(query.limit).offset(query.start)).all()
 
 
-def _newest(hits: _Hits) -> Select[Any]:
-    lead = hits.lead
+def _newest(hits: _Hits, *, needs_no_score: bool = False) -> Select[Any]:
+    lead, replaced = hits.lead, None
     if lead.by_age is not None and hits.lead_size > TOTAL_EXACT_MAX:
-        return hits.select_by(lead.by_age, instead_of=lead).order_by(desc(lead.by_age.seq))
-    return hits.select_by(lead).order_by(desc(lead.seq))
+        lead, replaced = lead.by_age, lead
+    found = hits.select_by(lead, instead_of=replaced).order_by(desc(lead.seq))
+    return found.where(_has_no_score(lead.seq)) if needs_no_score else found
+
+
+def _has_no_score(seq: ColumnElement[int]) -> ColumnElement[bool]:
+    graded = quality_table.alias("graded")
+    exists_query: Select[Any] = select(literal_column("1")).select_from(graded)
+    return exists_query.where(graded.c.listing_seq == seq).limit(1).scalar_subquery().is_(None)
 
 
 def _sorted(hits: _Hits) -> Select[Any]:
@@ -429,74 +455,95 @@ def _sorted(hits: _Hits) -> Select[Any]:
     return select(columns.seq).join(few, few.c[0] == columns.seq).order_by(*order)
 
 
-def _ranked_page(connection: Connection, hits: _Hits, matched: Facet) -> list[int]:
-    offset, limit = hits.query.start, hits.query.limit
-    newest = _newest(hits)
-    seqs: list[int] = []
-    if offset < RANKED_MAX:
-        count = min(limit, RANKED_MAX - offset)
-        if matched.rank is None:
-            ranked = _rank_texts(connection, hits, connection.scalars(newest.limit(RANKED_MAX)).all())
-            seqs += ranked[offset : offset + count]
-        else:
-            found = _rank(connection, hits, matched, newest.limit(RANKED_MAX))
-            seqs += connection.scalars(found.limit(count).offset(offset))
-    if offset + limit > RANKED_MAX:
-        start = max(offset, RANKED_MAX)
-        seqs += connection.scalars(newest.limit(offset + limit - start).offset(start))
-    return seqs
+# ---- The order of relevance.
 
 
-def _rank(connection: Connection, hits: _Hits, matched: Facet, newest: Select[Any]) -> Select[Any]:
-    if hits.is_one_set:
-        oldest = connection.scalar(newest.limit(1).offset(RANKED_MAX - 1))
-        found = matched.select() if oldest is None else matched.select(matched.seq >= oldest)
-    else:
-        found = matched.select(matched.seq.in_(list(connection.scalars(newest))))
-    assert matched.rank is not None
-    return found.order_by(matched.rank, desc(matched.seq))
+def _ranked_page(
+    connection: Connection, search: _Search, *, with_all: _Hits, with_some: _Hits
+) -> Sequence[int]:
+    query = search.query
+    candidates = _list_candidates(connection, search, with_all)
+    page = _rank(connection, search.understood, candidates)[query.start : query.start + query.limit]
+    missing = query.limit - len(page)
+    if missing and len(candidates) == RANKED_MAX:
+        older = with_some.select().where(with_some.lead.seq.not_in(candidates))
+        older = older.order_by(desc(with_some.lead.seq))
+        page += connection.scalars(older.limit(missing).offset(max(0, query.start - RANKED_MAX)))
+    return page
 
 
-def _rank_texts(connection: Connection, hits: _Hits, seqs: Sequence[int]) -> list[int]:
-    """Used with SQLite: its own rank is computed from all matches again for each row that is selected by its number."""
-    words = query_words(hits.query.words or "")
-    quality, fts = quality_table.c, fts_table.c
-    graded = select(quality.listing_seq, quality.success_ppm).where(quality.listing_seq.in_(seqs))
-    weights = {row.listing_seq: rate_weight(row.success_ppm) for row in connection.execute(graded)}
-    texts = select(fts.rowid, fts.name, fts.description, fts.tags).where(fts.rowid.in_(seqs))
-    ranks = {
-        rowid: rank_fields([field.split() for field in fields], words) * weights.get(rowid, 1.0)
-        for rowid, *fields in connection.execute(texts)
-    }
-    return sorted(seqs, key=lambda seq: (-ranks[seq], -seq))
+def _list_candidates(connection: Connection, search: _Search, with_all: _Hits) -> list[int]:
+    """At most `RANKED_MAX` listings: the newest with all terms and, when these are fewer, the newest with each term, the rarest term first."""
+    found = dict.fromkeys(connection.scalars(_newest(with_all).limit(RANKED_MAX)))
+    understood = search.understood
+    terms = [term for term, count in zip(understood.terms, understood.counts, strict=True) if count]
+    counts = dict(zip(understood.terms, understood.counts, strict=True))
+    for term in sorted(terms, key=counts.__getitem__) if len(understood.terms) > 1 else ():
+        if len(found) >= RANKED_MAX:
+            break
+        hits = search.find_terms(connection, [term], needs_all=True)
+        found |= dict.fromkeys(connection.scalars(_newest(hits).limit(RANKED_MAX)))
+    return list(found)[:RANKED_MAX]
 
 
-def write_search(connection: Connection, seq: int, listing: Listing) -> None:
-    fields = [split_words(field) for field in searched_texts(listing)]
-    if connection.dialect.name == "sqlite":
-        row = dict(zip(("name", "description", "tags"), (" ".join(words) for words in fields), strict=True))
-        connection.execute(insert(fts_table).values(rowid=seq, **row))
-        return
-    statement = text(
-        "INSERT INTO listing_search (listing_seq, words) VALUES (:seq, CAST(:words AS tsvector))"
+def _rank(connection: Connection, understood: Understood, seqs: Sequence[int]) -> list[int]:
+    if not seqs:
+        return []
+    listings = connection.scalar(select(total_table.c.shown)) or 0
+    rarities = [measure_rarity(count, listings) for count in understood.counts]
+    factors = {seq: rate_weight(ppm) for seq, ppm in _RATES.fetch(connection, seqs=list(seqs))}
+    ranks = (
+        (seq, rank_words(weights, understood.terms, rarities))
+        for seq, weights in read_weights(connection, seqs).items()
     )
-    connection.execute(statement, {"seq": seq, "words": to_vector(fields)})
+    return order_candidates(
+        [(seq, replace(rank, score=rank.score * factors.get(seq, 1.0))) for seq, rank in ranks]
+    )
 
 
-def erase_search(connection: Connection, seq: int) -> None:
-    is_sqlite = connection.dialect.name == "sqlite"
-    if is_sqlite:
-        connection.execute(delete(fts_table).where(fts_table.c.rowid == seq))
-    else:
-        connection.execute(delete(vector_table).where(vector_table.c.listing_seq == seq))
+_RATES = Prepared(
+    select(quality_table.c.listing_seq, quality_table.c.success_ppm).where(
+        Within(quality_table.c.listing_seq, "seqs")
+    )
+)
 
 
-def to_vector(fields: Sequence[Sequence[str]]) -> str:
-    """The text of a tsvector: each word with its position and the weight of its field. Split words contain no quotes."""
-    position = 0
-    parts = []
-    for words, weight in zip(fields, _WEIGHTS, strict=True):
-        for word in words:
-            position = min(position + 1, _WORD_POSITION_MAX)
-            parts.append(f"'{word}':{position}{weight}")
-    return " ".join(parts)
+# ---- The order without words.
+
+
+def _recommended(connection: Connection, hits: _Hits) -> Sequence[int]:
+    """Two sets without a common listing, with a score and without, each in the order of an index, take their places in turn. A set that ends
+    leaves its places to the other."""
+    start, end = hits.query.start, hits.query.start + hits.query.limit
+    scored, unscored = _scored(hits), _newest(hits, needs_no_score=True)
+    scored_count = _count_up_to(connection, scored, _scored_places(end))
+    unscored_count = _count_up_to(connection, unscored, end - min(_scored_places(end), scored_count))
+
+    def scored_before(place: int) -> int:
+        return max(min(_scored_places(place), scored_count), place - unscored_count)
+
+    first, last = scored_before(start), scored_before(end)
+    rows = iter(connection.scalars(scored.limit(last - first).offset(first)).all())
+    new = iter(connection.scalars(unscored.limit(end - last - start + first).offset(start - first)).all())
+    page = (
+        next(rows if scored_before(at + 1) > scored_before(at) else new, None) for at in range(start, end)
+    )
+    return [seq for seq in page if seq is not None]
+
+
+def _scored_places(place: int) -> int:
+    """The places for listings with a score before this one, while both sets last."""
+    return place - place // (SCORED_IN_TURN + 1)
+
+
+def _scored(hits: _Hits) -> Select[Any]:
+    by_score = hint_index(quality_table, _SCORE)
+    columns = by_score.c
+    order = (desc(columns.score), desc(columns.listing_seq))
+    if hits.lead_size > TOTAL_EXACT_MAX:
+        every = Facet(source=by_score, seq=columns.listing_seq, where=(), index=_SCORE)
+        return hits.select_by(every).order_by(*order)
+    # Few listings: their rows are read and sorted.
+    few, quality = hits.select().subquery(), quality_table.c
+    found = select(quality.listing_seq).join(few, few.c[0] == quality.listing_seq)
+    return found.order_by(desc(quality.score), desc(quality.listing_seq))

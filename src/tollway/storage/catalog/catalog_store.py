@@ -38,14 +38,9 @@ from tollway.registry.catalog import (
 )
 from tollway.registry.listing import CatalogEntry, Listing, Terms, UpstreamAuth
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
-from tollway.registry.search_tokens import fold, matched_fields, query_words
-from tollway.storage.catalog.catalog_search import (
-    count_facets,
-    erase_search,
-    find_page,
-    is_unverified,
-    write_search,
-)
+from tollway.registry.search_rank import matched_fields
+from tollway.registry.search_tokens import fold
+from tollway.storage.catalog.catalog_search import count_facets, find_page, is_unverified
 from tollway.storage.catalog.catalog_tables import (
     document_table,
     find_reputation,
@@ -64,6 +59,7 @@ from tollway.storage.catalog.catalog_tables import (
     total_table,
     write_document,
 )
+from tollway.storage.catalog.catalog_words import Understood, erase_search, read_weights, write_search
 from tollway.storage.catalog.creation_store import finish_creation
 from tollway.storage.catalog.reputation_store import end_stale_proof
 from tollway.storage.engine.database import Database
@@ -586,19 +582,28 @@ def _find_revision(connection: Connection, listing_id: ListingId) -> int | None:
 
 
 def _search(connection: Connection, query: ListingQuery) -> ListingPage:
-    seqs, total, is_lower_bound = find_page(connection, query)
-    words = query_words(query.words) if query.words is not None else ()
-    found = _read_matches(connection, seqs, words)
-    return ListingPage(found=found, total=total, is_lower_bound=is_lower_bound)
+    page = find_page(connection, query)
+    return ListingPage(
+        found=_read_matches(connection, page.seqs, page.understood),
+        total=page.total,
+        is_lower_bound=page.is_lower_bound,
+        total_all=page.total_all,
+        words=tuple(term.word for term in page.understood.terms),
+        corrections=page.understood.corrections,
+    )
 
 
 def _read_matches(
-    connection: Connection, seqs: Sequence[int], words: Sequence[str] = ()
+    connection: Connection, seqs: Sequence[int], understood: Understood | None = None
 ) -> tuple[ListingMatch, ...]:
     found = read_listings(connection, seqs)
+    terms = () if understood is None else understood.terms
+    weights = read_weights(connection, seqs) if terms else {}
     return tuple(
         ListingMatch(
-            listing=listing, match=matched_fields(listing, words) if words else (), reputation=reputation
+            listing=listing,
+            match=matched_fields(weights.get(seq, ""), terms),
+            reputation=reputation,
         )
-        for listing, reputation in (found[seq] for seq in seqs)
+        for seq, (listing, reputation) in ((seq, found[seq]) for seq in seqs)
     )

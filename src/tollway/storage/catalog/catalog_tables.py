@@ -2,8 +2,8 @@
 
 This module defines columns; `registry/` decides their meaning. `listing_values` contains neither the upstream secret nor the OpenAPI
 document. `listing` has every listing; `listing_tag`, `listing_network` and the full-text table have only visible listings, so that a
-filter walks no others. `listing_search` differs by dialect (FTS5, or tsvector with GIN), so it is plain DDL; `registry` splits its words,
-not the database.
+filter walks no others. `listing_search` differs by dialect (FTS5, or tsvector with GIN), so it is plain DDL; `registry` splits and stems
+its words and weighs them, not the database.
 """
 
 import json
@@ -114,14 +114,15 @@ listing_table = Table(
 # FTS5's `ascii` tokenizer separates at ASCII punctuation and spaces only, so it splits no folded word, in any script.
 add_statement(
     listing_table,
-    "CREATE VIRTUAL TABLE listing_search USING fts5(name, description, tags, tokenize = 'ascii')",
+    "CREATE VIRTUAL TABLE listing_search USING fts5(words, weights UNINDEXED, tokenize = 'ascii', detail = none, columnsize = 0)",
     dialect="sqlite",
 )
 add_statement(
     listing_table,
     """CREATE TABLE listing_search (
   listing_seq BIGINT NOT NULL CONSTRAINT pk_listing_search PRIMARY KEY CONSTRAINT fk_listing_search_listing REFERENCES listing (seq),
-  words TSVECTOR NOT NULL
+  words TSVECTOR NOT NULL,
+  weights TEXT NOT NULL
 )""",
     dialect="postgresql",
 )
@@ -130,6 +131,21 @@ add_statement(
     "CREATE INDEX ix_listing_search_words ON listing_search USING gin (words)",
     dialect="postgresql",
 )
+
+IS_WORD = "spelling = word"
+"""The index and the query have the same literal text."""
+
+spelling_table = Table(
+    "search_spelling",
+    metadata,
+    Column("spelling", _Exact, nullable=False),
+    Column("word", _Exact, nullable=False),
+    PrimaryKeyConstraint("spelling", "word", name="pk_search_spelling"),
+    Index("ix_search_spelling_word", "word", sqlite_where=text(IS_WORD), postgresql_where=text(IS_WORD)),
+    sqlite_with_rowid=False,
+)
+"""The words of listings, each as itself and without one of its letters (`search_rank.list_spellings`): a misspelled word and the right one have one of
+these in common. A word stays after its last listing; a search counts the listings of a word before it uses it."""
 
 # A separate table, because a page of a hundred listings must not read a hundred documents.
 document_table = Table(
@@ -234,11 +250,13 @@ quality_table = Table(
     Column("p50_ms", BigInteger),
     Column("p95_ms", BigInteger),
     Column("day", Integer, nullable=False),
+    Column("score", BigInteger, nullable=False),
     PrimaryKeyConstraint("listing_seq", name="pk_listing_quality"),
     Index("ix_listing_quality_success", "success_ppm", "listing_seq"),
+    Index("ix_listing_quality_score", "score", "listing_seq"),
     Index("ix_listing_quality_stale", "day", "listing_seq"),
 )
-"""The sums of the last 30 days as of `day`, for listings with enough calls."""
+"""The sums of the last 30 days as of `day`, for listings with enough calls. `score`: their place in lists without words (`quality.score_listing`)."""
 
 ownership_table = Table(
     "listing_ownership",

@@ -22,7 +22,7 @@ from tollway.ids import Address, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.listing import Listing
 from tollway.registry.ownership import Challenge, Method, Ownership, OwnershipClaim, apply_check, is_still_of
-from tollway.registry.quality import Bucket, QualityCounts, first_day, summarise
+from tollway.registry.quality import Bucket, QualityCounts, first_day, score_listing, summarise
 from tollway.storage.catalog.catalog_tables import (
     IS_VERIFIED,
     listing_table,
@@ -112,6 +112,7 @@ def end_stale_proof(
     if listing.retired_ms is None and is_kept:
         return
     connection.execute(delete(ownership_table).where(named))
+    update_score(connection, seq)
     if listing.retired_ms is None and known.is_verified:
         _write_loss(connection, listing.id, listing.provider, events=events, now_ms=now_ms)
 
@@ -156,6 +157,7 @@ def _record_check(
         connection.execute(insert(ownership_table).values(listing_seq=row.seq, **values))
     else:
         connection.execute(update(ownership_table).where(named).values(values))
+    update_score(connection, row.seq)
     if before is not None and before.is_verified and not after.is_verified:
         _write_loss(connection, challenge.listing_id, challenge.provider, events=events, now_ms=now_ms)
     return after
@@ -351,6 +353,25 @@ def _write_sum(connection: Connection, seq: int, counts: Mapping[Bucket, int], *
         "p50_ms": quality.p50_ms,
         "p95_ms": quality.p95_ms,
         "day": today,
+        "score": 0,
     }
     one = _insert(connection, quality_table).values(listing_seq=seq, **values)
     connection.execute(one.on_conflict_do_update(index_elements=("listing_seq",), set_=values))
+    update_score(connection, seq)
+
+
+def update_score(connection: Connection, seq: int) -> None:
+    """Computes the score of a listing from its quality and its proof. Call it in the transaction that changes one of them, under the lock of its row."""
+    quality, owned = quality_table.c, ownership_table.c
+    known = (
+        select(quality.calls, quality.success_ppm, owned.verified_ms)
+        .join_from(quality_table, ownership_table, owned.listing_seq == quality.listing_seq, isouter=True)
+        .where(quality.listing_seq == seq)
+    )
+    row = connection.execute(known).one_or_none()
+    if row is None:
+        return
+    score = score_listing(
+        calls=row.calls, success_ppm=row.success_ppm, is_verified=row.verified_ms is not None
+    )
+    connection.execute(update(quality_table).where(quality.listing_seq == seq).values(score=score))

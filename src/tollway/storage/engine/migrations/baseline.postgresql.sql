@@ -193,7 +193,8 @@ CREATE INDEX ix_listing_payee ON listing (pay_to, is_shown, seq);
 
 CREATE TABLE listing_search (
   listing_seq BIGINT NOT NULL CONSTRAINT pk_listing_search PRIMARY KEY CONSTRAINT fk_listing_search_listing REFERENCES listing (seq),
-  words TSVECTOR NOT NULL
+  words TSVECTOR NOT NULL,
+  weights TEXT NOT NULL
 );
 
 CREATE INDEX ix_listing_search_words ON listing_search USING gin (words);
@@ -346,6 +347,14 @@ CREATE TABLE schema_floor (
 );
 
 INSERT INTO schema_floor (id, revision) VALUES (1, '0032_baseline');
+
+CREATE TABLE search_spelling (
+  spelling TEXT COLLATE "C" NOT NULL,
+  word TEXT COLLATE "C" NOT NULL,
+  CONSTRAINT pk_search_spelling PRIMARY KEY (spelling, word)
+);
+
+CREATE INDEX ix_search_spelling_word ON search_spelling (word) WHERE spelling = word;
 
 CREATE TABLE session (
   token_hash BYTEA NOT NULL,
@@ -667,11 +676,14 @@ CREATE TABLE listing_quality (
   p50_ms BIGINT,
   p95_ms BIGINT,
   day INTEGER NOT NULL,
+  score BIGINT NOT NULL,
   CONSTRAINT pk_listing_quality PRIMARY KEY (listing_seq),
   CONSTRAINT fk_listing_quality_listing FOREIGN KEY(listing_seq) REFERENCES listing (seq)
 );
 
 CREATE INDEX ix_listing_quality_success ON listing_quality (success_ppm, listing_seq);
+
+CREATE INDEX ix_listing_quality_score ON listing_quality (score, listing_seq);
 
 CREATE INDEX ix_listing_quality_stale ON listing_quality (day, listing_seq);
 

@@ -195,7 +195,7 @@ CREATE INDEX ix_listing_pay_to ON listing (pay_to, is_shown, provider);
 
 CREATE INDEX ix_listing_payee ON listing (pay_to, is_shown, seq);
 
-CREATE VIRTUAL TABLE listing_search USING fts5(name, description, tags, tokenize = 'ascii');
+CREATE VIRTUAL TABLE listing_search USING fts5(words, weights UNINDEXED, tokenize = 'ascii', detail = none, columnsize = 0);
 
 CREATE TABLE listing_quality_day (
   listing_id VARCHAR(64) NOT NULL,
@@ -349,6 +349,15 @@ CREATE TABLE schema_floor (
 );
 
 INSERT INTO schema_floor (id, revision) VALUES (1, '0032_baseline');
+
+CREATE TABLE search_spelling (
+  spelling TEXT NOT NULL,
+  word TEXT NOT NULL,
+  CONSTRAINT pk_search_spelling PRIMARY KEY (spelling, word)
+)
+ WITHOUT ROWID;
+
+CREATE INDEX ix_search_spelling_word ON search_spelling (word) WHERE spelling = word;
 
 CREATE TABLE session (
   token_hash BLOB NOT NULL,
@@ -652,11 +661,14 @@ CREATE TABLE listing_quality (
   p50_ms BIGINT,
   p95_ms BIGINT,
   day INTEGER NOT NULL,
+  score BIGINT NOT NULL,
   CONSTRAINT pk_listing_quality PRIMARY KEY (listing_seq),
   CONSTRAINT fk_listing_quality_listing FOREIGN KEY(listing_seq) REFERENCES listing (seq)
 );
 
 CREATE INDEX ix_listing_quality_success ON listing_quality (success_ppm, listing_seq);
+
+CREATE INDEX ix_listing_quality_score ON listing_quality (score, listing_seq);
 
 CREATE INDEX ix_listing_quality_stale ON listing_quality (day, listing_seq);
 

@@ -1,0 +1,393 @@
+"""Search by words, and the order without words: one result and one order on SQLite and on PostgreSQL."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tests.kit.clocks import Clock
+from tests.kit.listings import sample_listing
+from tests.kit.stores import write_reputation
+from tollway.ids import Address, ListingId
+from tollway.money import Price
+from tollway.registry.catalog import Catalog, Correction, ListingQuery, Sort
+from tollway.registry.listing import Listing, Operation
+from tollway.registry.quality import Quality, Reputation
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
+
+PROVIDER = Address(b"\xaa" * 20)
+_NUMBERS = count(1)
+
+
+def make_listing(name: str = "", description: str = "", **changes: Any) -> Listing:
+    number = next(_NUMBERS)
+    plain = sample_listing(
+        id=ListingId(f"api_{number:026d}"), provider=PROVIDER, endpoint="https://192.0.2.1"
+    )
+    return replace(plain, name=name or f"L{number}", description=description, **changes)
+
+
+@dataclass
+class Setup:
+    catalog: Catalog
+    database: Database
+
+    async def know(self, listing: Listing, reputation: Reputation) -> None:
+        await self.database.write(lambda connection: write_reputation(connection, listing.id, reputation))
+
+
+@pytest.fixture
+def setup(database: Database) -> Setup:
+    catalog = CatalogStore(
+        database,
+        sealer=Sealer(b"k" * 32, entropy=bytes),
+        now_ms=Clock(1_700_000_000_000),
+        shared_clock=lambda connection, now_ms: now_ms,
+    )
+    return Setup(catalog=catalog, database=database)
+
+
+@pytest.fixture
+def catalog(setup: Setup) -> Catalog:
+    return setup.catalog
+
+
+async def publish_all(catalog: Catalog, listings: Sequence[Listing]) -> None:
+    for listing in listings:
+        await catalog.publish(listing)
+
+
+async def find_names(catalog: Catalog, words: str | None, **query: Any) -> list[str]:
+    page = await catalog.search(ListingQuery(words=words, **query))
+    return [found.listing.name for found in page.found]
+
+
+# ---- Which listings a query finds.
+
+TEXTS = [
+    make_listing("Weather Pro", "Hourly forecasts, city by city.", tags=("data", "e-mail")),
+    make_listing("Café Ｆinder", "The STRASSE and the Straße; naïve co-op v2.5 a_b"),
+    make_listing("天気予報 API", "東京の天気", tags=("日本",)),
+    make_listing("Погода", "weather in Москва; don't panic: O'Brien's 100%"),
+    make_listing("Exchange rates", "Convert currencies.", endpoint="https://api.moneyhub.example.com/v1"),
+    make_listing("Geocoding", "Addresses to coordinates"),
+    make_listing("שלום مرحبا", "mixed עברית and العربية texts"),
+    make_listing(
+        "Ledger",
+        openapi={
+            "paths": {"/v1/blocks/{hash}": {"get": {"operationId": "getTxReceipt", "summary": "One receipt"}}}
+        },
+        operations=(Operation(method="GET", path="/tokenHolders", price=Price.parse("1")),),
+    ),
+]
+
+# the words -> the listings that are found, best first, and how many of them have all words
+WORDS: list[tuple[str, list[int], int]] = [
+    ("weather", [0, 3], 2),
+    ("WEATHER", [0, 3], 2),
+    ("weather city", [0, 3], 1),
+    ("city   hourly,forecasts!", [0], 1),
+    ("weather missing", [0, 3], 0),
+    ("weath", [0, 3], 2),
+    ("weath panic", [3], 0),  # only the last word is a beginning
+    ("weather*", [0, 3], 2),
+    ('"weather pro"', [0, 3], 1),
+    ("weather OR cafe", [1, 0, 3], 0),
+    ("weather AND pro", [0, 3], 1),
+    ("NOT weather", [0, 3], 2),
+    ("name:weather", [0, 3], 0),
+    ("-weather", [0, 3], 2),
+    ("cafe", [1], 1),
+    ("CAFÉ finder", [1], 1),
+    ("strasse", [1], 1),
+    ("naive co op", [1], 1),
+    ("co-op", [1], 1),
+    ("2.5", [1], 0),  # the text has v2 and 5
+    ("v2", [1], 1),
+    ("a b", [1], 1),
+    ("天気", [2], 1),
+    ("日本 api", [2], 1),
+    ("погода москва", [3], 1),
+    ("ПОГОДА", [3], 1),
+    ("o'brien's", [3], 1),
+    ("100", [3], 1),
+    ("data", [0], 1),
+    ("exchange rate", [4], 1),
+    ("exchange rates", [4], 1),
+    ("currency converter", [4], 1),
+    ("converting", [4], 1),
+    ("geocode", [5], 1),
+    ("geocodi", [5], 1),
+    ("address coordinate", [5], 1),
+    ("moneyhub", [4], 1),  # the domain
+    ("com", [], 0),
+    ("receipts", [7], 1),
+    ("tx receipt", [7], 1),  # of getTxReceipt
+    ("block", [7], 1),
+    ("token holder", [7], 1),
+    ("שלום", [6], 1),
+    ("مرحبا weather", [6, 0, 3], 0),
+    ("\u202eشلوم weather", [0, 3], 0),
+    ("what is the weather", [0, 3], 2),
+    ("api", [2], 1),  # only stop words
+    ("is the", [1], 0),
+    ("what is an api", [2], 0),
+    ("the", [1], 1),
+    ('AND OR NOT * " NEAR(', [], 0),  # "near" is a word
+    ("", [], 0),
+    ("   ", [], 0),
+    ("*", [], 0),
+    ('"', [], 0),
+    ("''", [], 0),
+    ("( & | ! : <-> )", [], 0),
+    ("\x00", [], 0),
+    ("a" * 5_000, [], 0),
+    ("weather " * 50, [0, 3], 2),
+    ("weather " * 1_300, [0, 3], 2),  # 10 kB
+    (" ".join(f"w{number}" for number in range(2_000)), [], 0),
+    ("\\ weather \\", [0, 3], 2),
+    ("%", [], 0),
+    ("😀", [], 0),
+]
+
+
+async def test_a_search_finds_the_same_in_one_order_on_both_databases(catalog: Catalog) -> None:
+    await publish_all(catalog, TEXTS)
+    by_id = {listing.id: number for number, listing in enumerate(TEXTS)}
+    for words, numbers, with_all in WORDS:
+        page = await catalog.search(ListingQuery(words=words))
+        assert [by_id[found.listing.id] for found in page.found] == numbers, words
+        assert (page.total, page.total_all) == (len(numbers), with_all), words
+
+
+# the words -> how the page says that it understood them
+UNDERSTOOD: list[tuple[str, tuple[str, ...], tuple[Correction, ...]]] = [
+    ("What is the WEATHER in Berlin?", ("weather", "berlin"), ()),
+    ("wether", ("weather",), (Correction(word="wether", replacement="weather"),)),
+    ("waether pro", ("weather", "pro"), (Correction(word="waether", replacement="weather"),)),
+    ("exchnge", ("exchange",), (Correction(word="exchnge", replacement="exchange"),)),
+    ("exxchange", ("exchange",), (Correction(word="exxchange", replacement="exchange"),)),
+    ("погада", ("погода",), (Correction(word="погада", replacement="погода"),)),
+    ("wethr", ("wethr",), ()),  # two letters away
+    ("dat", ("dat",), ()),  # the beginning of a word
+    ("cit7", ("cit7",), ()),
+]
+
+
+async def test_a_misspelled_word_is_corrected_and_the_page_says_so(catalog: Catalog) -> None:
+    await publish_all(catalog, TEXTS)
+    for words, understood, corrections in UNDERSTOOD:
+        page = await catalog.search(ListingQuery(words=words))
+        assert (page.words, page.corrections) == (understood, corrections), words
+        assert bool(page.total) == (words not in ("wethr", "cit7")), words
+
+
+async def test_a_word_is_corrected_to_the_word_of_most_visible_listings(catalog: Catalog) -> None:
+    gone = make_listing("tester")
+    await publish_all(
+        catalog, [make_listing("taster"), make_listing("tasted"), make_listing("taster two"), gone]
+    )
+    await catalog.revise(replace(gone, retired_ms=1), expected_revision=1)
+    for word, replacement in (("taste", None), ("tastr", "taster"), ("testr", None)):
+        page = await catalog.search(ListingQuery(words=f"{word} zzz"))
+        found = page.corrections[0].replacement if page.corrections else None
+        assert found == replacement, word
+
+
+async def test_a_match_names_the_fields_that_have_some_word(catalog: Catalog) -> None:
+    document = {"paths": {"/doors": {"get": {"summary": "Opens"}}}}
+    listings = [
+        make_listing("red", "a red door", tags=("Red", "door")),
+        make_listing("blue", "door", openapi=document),
+        make_listing("green", endpoint="https://www.doors.example"),
+    ]
+    await publish_all(catalog, listings)
+    page = await catalog.search(ListingQuery(words="red door"))
+    assert [found.match for found in page.found] == [
+        ("name", "description", "tags"),
+        ("description", "operations"),
+        ("endpoint",),
+    ]
+    page = await catalog.search(ListingQuery(words="open"))
+    assert [found.match for found in page.found] == [("operations",)]
+
+
+async def test_an_edit_changes_what_is_found(catalog: Catalog) -> None:
+    listing = make_listing("old words")
+    await catalog.publish(listing)
+    await catalog.revise(replace(listing, name="new words"), expected_revision=1)
+    assert await find_names(catalog, "old") == []
+    assert await find_names(catalog, "new") == ["new words"]
+
+
+# ---- Their order.
+
+
+async def test_listings_with_all_words_come_first_then_those_with_rarer_words(catalog: Catalog) -> None:
+    listings = [make_listing(f"price {number}") for number in range(8)]
+    ethereum, both = make_listing("Ethereum nodes"), make_listing("Chains", "ethereum and its price")
+    await publish_all(catalog, [both, ethereum, *listings])
+    page = await catalog.search(ListingQuery(words="price of ethereum", limit=2))
+    assert [found.listing.name for found in page.found] == ["Chains", "Ethereum nodes"]
+    assert (page.total, page.total_all) == (10, 1)
+    assert (await find_names(catalog, "what is the current price of ethereum", limit=1)) == ["Ethereum nodes"]
+
+
+RANKS: list[tuple[str, list[tuple[str, str, tuple[str, ...]]], str]] = [
+    (
+        "a name, then tags, then a description",
+        [("x", "tide", ()), ("x2", "", ("tide",)), ("Tide", "", ())],
+        "210",
+    ),
+    ("a short name before a long one", [("Tide and moon and stars", "", ()), ("Tide", "", ())], "10"),
+    ("a word before its beginning", [("Tideland", "", ()), ("x", "tide", ())], "10"),
+    ("a word of a long text less", [("x", "tide " + "lorem ipsum " * 100, ()), ("x2", "tide", ())], "10"),
+    ("a stuffed description last", [("x", "tide " * 700, ()), ("x2", "High tide at your beach", ())], "10"),
+    ("a stuffed name last", [("tide " * 20, "", ()), ("Tide tables", "", ())], "10"),
+]
+
+
+async def test_ranks_by_field_and_length(catalog: Catalog) -> None:
+    for number, (about, texts, order) in enumerate(RANKS):
+        word = "tide" + chr(ord("a") + number) * 2
+        listings = [
+            make_listing(
+                name.replace("ide", word[1:]),
+                text.replace("ide", word[1:]),
+                tags=tuple(tag.replace("ide", word[1:]) for tag in tags),
+            )
+            for name, text, tags in texts
+        ]
+        await publish_all(catalog, listings)
+        page = await catalog.search(ListingQuery(words=word))
+        ids = [listing.id for listing in listings]
+        assert "".join(str(ids.index(found.listing.id)) for found in page.found) == order, about
+
+
+async def test_explicit_orders_list_those_with_all_words_or_else_those_with_some(catalog: Catalog) -> None:
+    await publish_all(catalog, [make_listing("red door"), make_listing("door"), make_listing("red")])
+    sorts: list[Sort] = ["newest", "name"]
+    for sort in sorts:
+        assert await find_names(catalog, "red door", sort=sort) == ["red door"]
+    assert await find_names(catalog, "red zzz", sort="newest") == ["red", "red door"]
+
+
+async def test_pages_of_relevance_have_no_gap_beyond_the_ranked_candidates(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tollway.storage.catalog.catalog_search.RANKED_MAX", 6)
+    all_words = [make_listing(f"red door {number}") for number in range(4)]
+    some = [make_listing(f"{'red' if number % 2 else 'door'} {number}") for number in range(7)]
+    await publish_all(catalog, [*all_words, *some])
+    seen = []
+    for page in range(1, 5):
+        found = await catalog.search(ListingQuery(words="red door", limit=3, page=page))
+        assert (found.total, found.total_all) == (11, 4)
+        seen += [one.listing.id for one in found.found]
+    assert sorted(seen) == sorted(listing.id for listing in (*all_words, *some))
+    assert set(seen[:4]) == {listing.id for listing in all_words}
+    skipped = await catalog.search(ListingQuery(words="red door", skip=5, limit=4))
+    assert [one.listing.id for one in skipped.found] == seen[5:9]
+
+
+async def test_filters_hold_for_listings_with_some_words(catalog: Catalog) -> None:
+    listings = [
+        make_listing("red", tags=("a",)),
+        make_listing("door", tags=("b",)),
+        make_listing("red door", tags=("b",)),
+    ]
+    await publish_all(catalog, listings)
+    page = await catalog.search(ListingQuery(words="red door", tag="b"))
+    assert [found.listing.name for found in page.found] == ["red door", "door"]
+    assert (page.total, page.total_all) == (2, 1)
+
+
+# ---- The order without words.
+
+
+def measured(calls: int, rate: float = 1.0, *, verified: bool = False) -> Reputation:
+    quality = Quality(calls=calls, success_ppm=round(rate * 1_000_000), p50_ms=10, p95_ms=90)
+    return Reputation(quality=quality, verified_ms=7 if verified else None)
+
+
+async def test_the_score_counts_proof_quality_and_calls(setup: Setup) -> None:
+    standings = {
+        "failing": measured(10_000, 0.1, verified=True),
+        "few": measured(20, verified=True),
+        "unproved": measured(2_000),
+        "good": measured(2_000, verified=True),
+        "often": measured(100_000, 0.9, verified=True),
+    }
+    listings = {name: make_listing(name) for name in standings}
+    await publish_all(setup.catalog, list(listings.values()))
+    for name, reputation in standings.items():
+        await setup.know(listings[name], reputation)
+    assert await find_names(setup.catalog, None) == ["often", "good", "unproved", "few", "failing"]
+    assert await find_names(setup.catalog, None, sort="newest") == [
+        "often",
+        "good",
+        "unproved",
+        "few",
+        "failing",
+    ]
+
+
+# listings with a score (named by it) and without (in the order of publishing) -> the list
+MIXES: list[tuple[int, int, str]] = [
+    (0, 3, "cba"),
+    (3, 0, "321"),
+    (6, 3, "6543c21ba"),
+    (8, 1, "8765a4321"),
+    (2, 6, "21fedcba"),
+    (9, 3, "9876c5432b1a"),
+    (4, 1, "4321a"),
+]
+
+
+async def test_each_fifth_place_has_a_listing_without_a_score_on_every_page(setup: Setup) -> None:
+    for scored, unscored, mixed in MIXES:
+        tag = f"t{next(_NUMBERS)}"
+        old = [make_listing(str(number), tags=(tag,)) for number in range(1, scored + 1)]
+        new = [make_listing("abcdef"[number], tags=(tag,)) for number in range(unscored)]
+        await publish_all(setup.catalog, [*old, *new])
+        for number, listing in enumerate(old, 1):
+            await setup.know(listing, measured(100 * 2**number))
+        for limit in (1, 2, 4, 5, 20):
+            pages = [
+                "".join(await find_names(setup.catalog, None, tag=tag, limit=limit, page=page))
+                for page in range(1, len(mixed) // limit + 2)
+            ]
+            assert "".join(pages) == mixed, (limit, pages)
+
+
+async def test_large_sets_are_mixed_by_the_index_of_the_score(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tollway.storage.catalog.catalog_search.TOTAL_EXACT_MAX", 2)
+    listings = [make_listing(name, tags=("t",)) for name in "123456ab"]
+    gone = make_listing("gone", tags=("t",))
+    await publish_all(setup.catalog, [*listings, gone])
+    for number, listing in enumerate((*listings[:6], gone)):
+        await setup.know(listing, measured(100 * 2**number))
+    await setup.catalog.revise(replace(gone, retired_ms=1), expected_revision=1)
+    for query in ({}, {"tag": "t"}):
+        assert "".join(await find_names(setup.catalog, None, **query)) == "6543b21a"
+
+
+async def test_a_proof_that_ends_lowers_the_score(setup: Setup) -> None:
+    first, second = make_listing("first"), make_listing("second")
+    await publish_all(setup.catalog, [first, second])
+    await setup.know(first, measured(1_000, verified=True))
+    await setup.know(second, measured(900, verified=False))
+    assert await find_names(setup.catalog, None) == ["first", "second"]
+    await setup.catalog.revise(
+        replace(first, endpoint="https://other.example", description="moved"), expected_revision=1
+    )
+    page = await setup.catalog.search(ListingQuery())
+    assert not any(found.reputation.is_verified for found in page.found)
+    assert [found.listing.name for found in page.found] == ["first", "second"]
+    await setup.catalog.revise(replace(second, name="second"), expected_revision=1)
