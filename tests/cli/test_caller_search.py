@@ -101,7 +101,7 @@ def test_a_pipe_gets_the_page_as_the_gateway_wrote_it(run: Callable[..., Result]
     done = run("search", "rain", "today")
     assert done.exit_code == 0
     assert json.loads(done.stdout) == registry.answer("/api/v2/apis")[1]
-    assert registry.seen == ["/api/v2/apis?q=rain%20today&sort=relevance&page=1&limit=20"]
+    assert registry.seen == ["/api/v2/apis?q=rain%20today&page=1&limit=20"]
 
 
 def test_every_filter_reaches_the_gateway(run: Callable[..., Result], registry: Registry) -> None:
@@ -130,10 +130,13 @@ def test_a_terminal_gets_a_table_without_control_characters(run: Callable[..., R
     assert shown.splitlines() == [
         "api_1  Rain\ufffd[2J \ufffdforecasts",
         "    0.01 USDC · 99.81 % of 12034, 120 ms · ownership verified · eip155:8453, eip155:84532 · found in name, tags",
+        "    [red]cheap[/red]",
         "api_2  Rain\ufffd[2J \ufffdforecasts",
         "    0.01 USDC · not measured · eip155:8453\ufffd[31m · found in name, tags",
+        "    [red]cheap[/red]",
         "api_gone  Rain\ufffd[2J \ufffdforecasts",  # one that is gone takes nothing from the others
         "    0.01 USDC · not measured · found in name, tags",
+        "    [red]cheap[/red]",
         "page 1, 3 in all; tollway show ID explains one",
     ]
 

@@ -135,7 +135,9 @@ def write_reputation(connection: Connection, listing_id: str, reputation: Reputa
     """What is known of a listing, as its checks and its quality write it."""
     seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing_id))
     if reputation.quality is not None:
-        connection.execute(insert(quality_table).values(listing_seq=seq, day=1, score=0, **asdict(reputation.quality)))
+        connection.execute(
+            insert(quality_table).values(listing_seq=seq, day=1, score=0, **asdict(reputation.quality))
+        )
     origin = {"origin": "https://api.example.com", "method": "file", "checked_ms": 1, "failures": 0}
     connection.execute(
         insert(ownership_table).values(listing_seq=seq, verified_ms=reputation.verified_ms, **origin)

@@ -1,13 +1,17 @@
-"""The words of a text, and their match."""
+"""The words of a text, of a query and of a listing."""
 
+from tests.kit.listings import PROVIDER, sample_listing
+from tollway.money import Price
+from tollway.registry.listing import Operation
 from tollway.registry.search_tokens import (
     QUERY_WORDS_MAX,
+    TEXT_WORDS_MAX,
     WORD_LENGTH_MAX,
-    contains_all,
     fold,
     query_words,
-    rank_fields,
+    searched_words,
     split_words,
+    stem,
 )
 
 WORDS: list[tuple[str, tuple[str, ...]]] = [
@@ -42,7 +46,7 @@ def test_long_words_are_cut_alike_in_texts_and_queries() -> None:
 
 
 def test_a_query_has_a_bounded_number_of_distinct_words() -> None:
-    assert query_words("b a b") == ("b", "a")
+    assert query_words("b c b") == ("b", "c")
     assert len(query_words(" ".join(str(number) for number in range(100)))) == QUERY_WORDS_MAX
 
 
@@ -52,25 +56,94 @@ def test_split_words_hold_no_character_that_a_database_reads() -> None:
         assert not set(word) & set("\"'\\:*&|!()<>- \x00")
 
 
-def test_each_word_must_be_in_one_of_the_texts() -> None:
-    assert contains_all(["red door", "blue"], ("blue", "red"))
-    assert not contains_all(["red door"], ("red", "blue"))
-    assert not contains_all(["red door"], ("re",))
-    assert not contains_all(["red door"], ())
-
-
 def test_folding_removes_case_width_and_accents() -> None:
     assert {fold(text) for text in ("Éclair", "ECLAIR", "ｅclair", "e\u0301clair")} == {"eclair"}
 
 
-def test_a_name_ranks_before_tags_and_tags_before_a_description() -> None:
-    def rank(name: str = "", description: str = "", tags: str = "", *, words: str = "red") -> float:
-        return rank_fields([text.split() for text in (name, description, tags)], words.split())
+STEMS = [
+    ("rates rate", "rate"),
+    ("geocode geocoding geocoded", "geocod"),
+    ("currency currencies", "currenc"),
+    ("prices price pricing", "price"),
+    ("погода", "погода"),
+    ("v2", "v2"),
+    ("is", "is"),
+]
 
-    assert rank("red") > rank(tags="red") > rank(description="red") > rank("blue", "blue", "blue") == 0
-    assert rank("red", "red") > rank("red")
-    # Saying it again helps a little, and less than twice.
-    assert rank("red red") > rank("red")
-    assert rank("red " * 1_000) < 2 * rank("red")
-    assert rank("red", words="red blue") == rank("red")
-    assert rank("red blue", words="red blue") == 2 * rank("red")
+
+def test_forms_of_a_word_have_one_stem() -> None:
+    for words, one in STEMS:
+        assert {stem(word) for word in words.split()} == {one}
+
+
+MEANT = [
+    ("What is the weather in Berlin?", ("weather", "berlin")),
+    ("find an API for stock quotes", ("stock", "quotes")),
+    ("the who", ("the", "who")),
+    ("api", ("api",)),
+    ("AND OR NOT *", ("and", "or", "not")),
+    ("?!", ()),
+]
+
+
+def test_a_query_means_its_words_without_those_of_every_question() -> None:
+    for text, words in MEANT:
+        assert query_words(text) == words
+
+
+def test_operations_are_searched_by_the_words_of_their_names() -> None:
+    paths = {
+        "/v1/cities/{cityName}": {
+            "get": {"operationId": "getWeatherByCity", "summary": "A forecast, by HTTPClient"}
+        },
+        "/v1/cities": {"get": {"operationId": 7, "summary": None}},
+    }
+    priced = Operation(method="GET", path="/storm-alerts", price=Price.parse("1"))
+    listing = sample_listing(
+        provider=PROVIDER,
+        name="One two",
+        description="Three",
+        tags=("four five",),
+        openapi={"paths": paths},
+        operations=(priced,),
+    )
+    name, description, tags, operations, _ = searched_words(listing)
+    assert (name, description, tags) == (("one", "two"), ("three",), ("four", "five"))
+    assert operations == (
+        *(
+            "storm",
+            "alerts",
+            "v1",
+            "cities",
+            "city",
+            "name",
+            "get",
+            "weather",
+            "by",
+            "a",
+            "forecast",
+            "httpclient",
+        ),
+    )
+
+
+DOMAINS = [
+    ("https://api.open-weather.example.com/v1", ("open", "weather", "example")),
+    ("https://www.tides.example", ("tides",)),
+    ("https://192.0.2.7/v1", ()),
+    ("https://localhost", ()),
+    ("https://[::1]/", ()),
+    ("https://[bad", ()),
+]
+
+
+def test_a_domain_is_searched_without_its_last_label_and_without_those_of_every_api() -> None:
+    for endpoint, words in DOMAINS:
+        assert searched_words(sample_listing(provider=PROVIDER, endpoint=endpoint))[-1] == words
+
+
+def test_the_words_of_a_listing_are_bounded() -> None:
+    long = " ".join(f"w{number}" for number in range(5_000))
+    paths = {f"/p{number}": {"get": {"summary": f"s{number}"}} for number in range(1_900)}
+    listing = sample_listing(provider=PROVIDER, description=long, openapi={"paths": paths})
+    assert [len(words) for words in searched_words(listing)] == [1, TEXT_WORDS_MAX, 0, TEXT_WORDS_MAX, 1]

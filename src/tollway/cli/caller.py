@@ -77,7 +77,7 @@ def search(
         ),
     ] = None,
     sort: Annotated[
-        str | None, typer.Option("--sort", help="relevance, newest, price, -price, name.")
+        str | None, typer.Option("--sort", help="recommended, relevance, newest, price, -price, name.")
     ] = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,

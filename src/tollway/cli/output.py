@@ -27,6 +27,7 @@ from tollway.client import (
     StoreUnusable,
 )
 from tollway.client.safe_text import format_json, format_value, plain, plain_line
+from tollway.discovery.search_text import explain_search
 from tollway.errors import StorageUnavailable
 
 JsonObject = Mapping[str, Any]
@@ -76,16 +77,22 @@ def print_json(document: object, *, is_error: bool = False) -> None:
 
 
 def print_search_results(page: JsonObject, details: Sequence[JsonObject]) -> None:
-    """Prints the listings that a search found, in its order: two lines each. `details`: of each listing; empty for one that no longer exists."""
+    """Prints the listings that a search found, in its order: two lines each, and the beginning of the description. `details`: of each listing; empty for one that no longer exists."""
+    understood = explain_search(page)
     if page.get("total") == 0:
-        print_foot("Nothing found. Use other words or fewer filters.")
+        print_foot(f"{understood} Use other words or fewer filters.".strip())
         return
+    if understood:
+        print_foot(understood)
     console = open_console()
     for api, more in zip(list_objects(page.get("apis")), details, strict=False):
         words = [format_price(api), *_describe_listing(api, more)]
         name = plain_line(format_value(api.get("name")))
         console.print(Text.assemble((plain_line(format_value(api.get("id"))), "bold"), "  ", name))
         console.print(Text("    " + plain_line(" · ".join(words))))
+        description = plain_line(format_value(api.get("description") or ""))
+        if description:
+            console.print(Text(set_cell_size("    " + description, console.width).rstrip(), style="dim"))
     more_than = "more than " if page.get("totalIsLowerBound") is True else ""
     total = f"{more_than}{format_value(page.get('total', 0))} in all"
     print_foot(f"page {format_value(page.get('page', 1))}, {total}; tollway show ID explains one")

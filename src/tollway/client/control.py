@@ -43,7 +43,7 @@ from tollway.client.requests import GatewayDocument, named_options, read_documen
 
 PRICE_DECIMALS_MAX = 9
 
-Order = Literal["newest", "price", "-price", "name", "relevance"]
+Order = Literal["recommended", "relevance", "newest", "price", "-price", "name"]
 CallStatus = Literal["pending", "succeeded", "failed", "unknown"]
 Role = Literal["payer", "provider"]
 Step = Literal["hour", "day"]
@@ -98,10 +98,10 @@ class ControlMethods(ControlPlane):
     ) -> SearchPage:
         """A page of listings.
 
-        `words`: all must occur in the name, the description or the tags; the page is then sorted by relevance, and each listing names the fields that
-        matched. `page` counts from 1; `limit`: 1 to 100, default 20. `provider`: the address of a wallet. `network`: such as `eip155:8453`.
+        `words`: of the name, the description, the tags, the operations or the domain. Listings with all of them come first, then those with some, and
+        each listing names the fields that matched. `page` counts from 1; `limit`: 1 to 100, default 20. `provider`: the address of a wallet. `network`: such as `eip155:8453`.
         `max_price`: a decimal such as `"0.05"`, which needs `currency`. `min_success_rate`: 0 to 1. `verified`: whether the provider has proved the
-        ownership of the endpoint. `sort`: `newest` (the default without words), `price`, `-price`, `name` or `relevance`.
+        ownership of the endpoint. `sort`: `recommended` (the default; with words it is `relevance`), `newest`, `price`, `-price` or `name`.
         """
         document = await self._fetch(
             requests.search_apis(

@@ -42,14 +42,26 @@ class ListedApi:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WordCorrection:
+    """A word that no listing has, and the word that was searched in its place."""
+
+    word: str
+    replacement: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPage:
-    """A page of listings. `total`: of all pages; a lower bound where `is_total_lower_bound`."""
+    """A page of listings. `total`: of all pages; a lower bound where `is_total_lower_bound`. With words, `total_all`: the listings that have all of
+    them; `words`: the words that were searched."""
 
     apis: tuple[ListedApi, ...]
     total: int
     page: int
     limit: int
     is_total_lower_bound: bool = field(default=False, metadata=_named("totalIsLowerBound"))
+    total_all: int | None = None
+    words: tuple[str, ...] = ()
+    corrections: tuple[WordCorrection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,9 +98,7 @@ def list_apis(query: Mapping[str, object]) -> ControlRequest:
 
 
 def search_apis(words: str | None, query: Mapping[str, object]) -> ControlRequest:
-    """`list_apis`, sorted by relevance where there are words and no other order."""
-    ranked = {"sort": "relevance"} if words else {}
-    return list_apis({"q": words or None, **ranked, **{k: v for k, v in query.items() if v is not None}})
+    return list_apis({"q": words or None, **query})
 
 
 def describe_listing(api_id: str, page: int = 1) -> ControlRequest:

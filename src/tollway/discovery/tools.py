@@ -119,7 +119,9 @@ def _object(**properties: str) -> dict[str, Any]:
 
 
 _LIST_OF_OBJECTS = {"type": "array", "items": {"type": "object"}}
-_SEARCH_RESULT = _object(total="integer", page="integer", limit="integer", notice="string")
+_SEARCH_RESULT = _object(
+    total="integer", totalAll="integer", page="integer", limit="integer", notice="string", advice="string"
+)
 _SEARCH_RESULT["properties"]["resources"] = _LIST_OF_OBJECTS
 _API_RESULT = _object(
     apiId="string", pricing="object", quality="object", toolsTotal="integer", nextCursor="string"
@@ -147,7 +149,7 @@ _SEARCH = ToolDefinition(
             "query": {
                 "type": "string",
                 "maxLength": 256,
-                "description": "Words that must all occur in name, description or tags.",
+                "description": "Words of the task. Results with all of them come first, then those with some.",
             },
             "currency": {"type": "string", "maxLength": 32, "description": "Such as USDC."},
             "network": {"type": "string", "maxLength": 64, "description": "CAIP-2, such as eip155:8453."},
@@ -159,7 +161,7 @@ _SEARCH = ToolDefinition(
                 "description": "Whether the provider proved to own the endpoint.",
             },
             "provider": {"type": "string", "maxLength": 64, "description": "Wallet address."},
-            "sort": {"enum": ["relevance", "newest", "price", "-price", "name"]},
+            "sort": {"enum": ["recommended", "relevance", "newest", "price", "-price", "name"]},
             "page": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 1},
             "limit": {"type": "integer", "minimum": 1, "maximum": 50, "default": 10},
         },

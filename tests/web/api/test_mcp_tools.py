@@ -75,7 +75,7 @@ async def test_a_search_result_has_price_quality_and_match(mcp_tools: McpTools) 
     answer = await ask(mcp_tools, "search_resources", query="quotes", currency="USDC", maxPrice="0.5")
     (found,) = answer.content["resources"]
     assert (found["apiId"], found["pricePerRequest"], found["currency"]) == ("api_quotes", "0.01", "USDC")
-    assert (found["match"], found["verified"]) == (["name"], False)
+    assert (found["match"], found["verified"]) == (["name", "operations"], False)
     assert set(found["quality"]) == {"calls30d", "successRate30d", "p50Ms", "p95Ms"}
     assert found["links"]["gateway"] == f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
     assert (answer.content["total"], answer.content["page"]) == (1, 1)
@@ -84,7 +84,26 @@ async def test_a_search_result_has_price_quality_and_match(mcp_tools: McpTools) 
 async def test_a_search_without_words_lists_all_apis(mcp_tools: McpTools) -> None:
     assert (await ask(mcp_tools, "search_resources")).content["total"] == 1
     assert (await ask(mcp_tools, "search_resources", query="  ")).content["total"] == 1
-    assert (await ask(mcp_tools, "search_resources", query="nothing")).content["resources"] == []
+
+
+# a search -> what its result says
+ADVISED: list[tuple[dict[str, Any], int, str | None]] = [
+    ({"query": "quotes"}, 1, None),
+    ({"query": "what are the quotes"}, 1, None),
+    ({"query": "quotes of zeppelins"}, 1, "No API matches all of quotes and zeppelins; these match some."),
+    ({"query": "qoutes"}, 1, "No API matches qoutes; showing quotes."),
+    ({"query": "zeppelin"}, 0, "No API matches zeppelin. Try other words"),
+    ({"query": "quotes", "tag": "none"}, 0, 'No API matches quotes. Without the filters: "Quotes"'),
+    ({"query": "!?"}, 0, "Nothing found. Try other words"),
+]
+
+
+async def test_a_search_says_how_its_words_were_understood_and_what_to_try(mcp_tools: McpTools) -> None:
+    for arguments, found, advice in ADVISED:
+        content = (await ask(mcp_tools, "search_resources", **arguments)).content
+        assert (len(content["resources"]), content["total"]) == (found, found), arguments
+        assert content.get("advice", "").startswith(advice or ""), content
+        assert ("advice" in content) == (advice is not None), content
 
 
 @pytest.mark.parametrize(

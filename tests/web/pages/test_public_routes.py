@@ -281,12 +281,48 @@ async def test_the_filters_of_the_form_find(query: str, found: int) -> None:
     assert page.addresses.count("/apis/api_quotes") == found
 
 
+# the words -> what the page says of them
+UNDERSTOOD = [
+    ("quotes", 1, []),
+    ("what are the qoutes", 1, ["No API matches qoutes; showing quotes."]),
+    ("quotes zeppelin", 1, ["No API matches all of quotes, zeppelin; these match some."]),
+    ("zeppelin", 0, ["Nothing was found", "No API matches zeppelin.", "Try other words: those of a name"]),
+    ("zeppelin&tag=x", 0, ["No API matches zeppelin.", "Try other words or fewer filters."]),
+    ("!!", 0, ["The search has no word."]),
+]
+
+
+async def test_the_page_says_how_the_words_were_understood_and_what_to_try(client: httpx.AsyncClient) -> None:
+    for words, found, sentences in UNDERSTOOD:
+        page = await read(client, f"/?q={words}")
+        assert page.addresses.count("/apis/api_quotes") == found, words
+        for sentence in sentences:
+            assert sentence in page.words, (words, page.words)
+        assert ("No API" in page.words) == any("No API" in one for one in sentences), words
+
+
+async def test_the_field_of_the_search_names_tags_of_the_catalog_which_find_something(
+    harness: PageHarness, client: httpx.AsyncClient
+) -> None:
+    async def read_placeholder() -> str:
+        found = re.search(r'<input id="q"[^>]*?placeholder="([^"]*)"', (await client.get("/")).text)
+        return found[1] if found else ""
+
+    assert await read_placeholder() == "Such as data, prices"
+    for tag in ("data", "prices"):
+        assert "/apis/api_quotes" in (await read(client, f"/?q={tag}")).addresses
+    await harness.catalog.revise(replace(QUOTES, tags=()), expected_revision=1)
+    assert await read_placeholder() == ""
+    await harness.catalog.revise(replace(QUOTES, tags=('a" onfocus="x',)), expected_revision=2)
+    assert await read_placeholder() == "Such as a&#34; onfocus=&#34;x"
+
+
 @pytest.mark.parametrize(
     ("query", "orders", "chosen"),
     [
-        ("", ["newest first"], "newest first"),
-        ("sort=newest", ["newest first"], "newest first"),
-        ("sort=name", ["newest first"], "name"),
+        ("", ["recommended first", "newest first"], "recommended first"),
+        ("sort=newest", ["recommended first", "newest first"], "newest first"),
+        ("sort=name", ["recommended first", "newest first"], "name"),
         ("q=symbol", ["best match first", "newest first"], "best match first"),
         ("q=symbol&sort=newest", ["best match first", "newest first"], "newest first"),
     ],

@@ -7,7 +7,7 @@ is counted up to the maximum of totals), and the other facets are tested for eac
 in that order leads, and every facet is tested. A search by relevance ranks at most `RANKED_MAX` candidates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    tuple_,
 )
 
 from tollway.ids import ChainId
@@ -430,18 +431,14 @@ def _page(connection: Connection, hits: _Hits) -> Sequence[int]:
     return connection.scalars(found.limit(query.limit).offset(query.start)).all()
 
 
-def _newest(hits: _Hits, *, needs_no_score: bool = False) -> Select[Any]:
+def _newest(
+    hits: _Hits, condition: Callable[[ColumnElement[int]], ColumnElement[bool]] | None = None
+) -> Select[Any]:
     lead, replaced = hits.lead, None
     if lead.by_age is not None and hits.lead_size > TOTAL_EXACT_MAX:
         lead, replaced = lead.by_age, lead
     found = hits.select_by(lead, instead_of=replaced).order_by(desc(lead.seq))
-    return found.where(_has_no_score(lead.seq)) if needs_no_score else found
-
-
-def _has_no_score(seq: ColumnElement[int]) -> ColumnElement[bool]:
-    graded = quality_table.alias("graded")
-    exists_query: Select[Any] = select(literal_column("1")).select_from(graded)
-    return exists_query.where(graded.c.listing_seq == seq).limit(1).scalar_subquery().is_(None)
+    return found if condition is None else found.where(condition(lead.seq))
 
 
 def _sorted(hits: _Hits) -> Select[Any]:
@@ -515,7 +512,8 @@ def _recommended(connection: Connection, hits: _Hits) -> Sequence[int]:
     """Two sets without a common listing, with a score and without, each in the order of an index, take their places in turn. A set that ends
     leaves its places to the other."""
     start, end = hits.query.start, hits.query.start + hits.query.limit
-    scored, unscored = _scored(hits), _newest(hits, needs_no_score=True)
+    last_scored = _find_last_scored(connection, hits)
+    scored, unscored = _scored(hits, last_scored), _unscored(hits, last_scored)
     scored_count = _count_up_to(connection, scored, _scored_places(end))
     unscored_count = _count_up_to(connection, unscored, end - min(_scored_places(end), scored_count))
 
@@ -536,14 +534,45 @@ def _scored_places(place: int) -> int:
     return place - place // (SCORED_IN_TURN + 1)
 
 
-def _scored(hits: _Hits) -> Select[Any]:
+SCORED_MAX = 10_000
+"""In a large filtered set, so many listings with the highest scores of the catalog have a place by their score. All of them are tested when few
+meet the filters."""
+
+
+def _find_last_scored(connection: Connection, hits: _Hits) -> tuple[int, int] | None:
+    """Score and row number of the first listing whose score has no place in the list; None where each has."""
+    if hits.lead_size <= TOTAL_EXACT_MAX or _is_unfiltered(hits.query):
+        return None
+    columns = hint_index(quality_table, _SCORE).c
+    by_score = select(columns.score, columns.listing_seq).order_by(
+        desc(columns.score), desc(columns.listing_seq)
+    )
+    row = connection.execute(by_score.limit(1).offset(SCORED_MAX)).one_or_none()
+    return None if row is None else (row.score, row.listing_seq)
+
+
+def _has_place(columns: Any, last_scored: tuple[int, int] | None) -> tuple[ColumnElement[bool], ...]:
+    return () if last_scored is None else (tuple_(columns.score, columns.listing_seq) > last_scored,)
+
+
+def _scored(hits: _Hits, last_scored: tuple[int, int] | None) -> Select[Any]:
     by_score = hint_index(quality_table, _SCORE)
     columns = by_score.c
     order = (desc(columns.score), desc(columns.listing_seq))
     if hits.lead_size > TOTAL_EXACT_MAX:
-        every = Facet(source=by_score, seq=columns.listing_seq, where=(), index=_SCORE)
+        where = _has_place(columns, last_scored)
+        every = Facet(source=by_score, seq=columns.listing_seq, where=where, index=_SCORE)
         return hits.select_by(every).order_by(*order)
     # Few listings: their rows are read and sorted.
     few, quality = hits.select().subquery(), quality_table.c
     found = select(quality.listing_seq).join(few, few.c[0] == quality.listing_seq)
     return found.order_by(desc(quality.score), desc(quality.listing_seq))
+
+
+def _unscored(hits: _Hits, last_scored: tuple[int, int] | None) -> Select[Any]:
+    graded = quality_table.alias("graded")
+    with_score: Select[Any] = select(literal_column("1")).select_from(graded)
+    with_score = with_score.where(*_has_place(graded.c, last_scored))
+    return _newest(
+        hits, lambda seq: with_score.where(graded.c.listing_seq == seq).limit(1).scalar_subquery().is_(None)
+    )

@@ -157,7 +157,7 @@ def bazaar_router(context: WebContext) -> Router:
     async def search(request: Request) -> JSONResponse:
         query = read_query(ResourceSearchParameters, request.scope["query_string"])
         wanted, limit, start = query.to_filter(), query.limit, query.cursor
-        listing_query = ListingQuery(limit=limit, skip=start, words=query.query, sort="relevance")
+        listing_query = ListingQuery(limit=limit, skip=start, words=query.query)
         page = await _find_page(context, wanted, listing_query)
         has_more = page.total > start + limit or (page.is_lower_bound and len(page.found) == limit)
         is_cut = has_more and start + limit > OFFSET_MAX

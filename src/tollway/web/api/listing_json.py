@@ -202,7 +202,16 @@ def page_json(encoder: ListingEncoder, page: ListingPage, query: ListingQuery) -
     }
     if page.is_lower_bound:
         content["totalIsLowerBound"] = True
-    return content
+    return content if query.words is None else {**content, **words_json(page)}
+
+
+def words_json(page: ListingPage) -> dict[str, Any]:
+    """How the words of a search were understood."""
+    return {
+        "totalAll": page.total_all,
+        "words": list(page.words),
+        "corrections": [{"word": one.word, "replacement": one.replacement} for one in page.corrections],
+    }
 
 
 def page_links(url: str, given: Sequence[tuple[str, str]], page: ListingPage, query: ListingQuery) -> str:

@@ -78,7 +78,7 @@ class ListingParameters(QueryModel):
     price_nano_max: Annotated[int | None, parsed(lambda text: Price.parse(text).nano)] = Field(
         None, alias="maxPrice"
     )
-    sort: Sort = "newest"
+    sort: Sort = "recommended"
     currency: (
         Annotated[str, Field(max_length=CURRENCY_LENGTH_MAX), AfterValidator(_check_plain_text)] | None
     ) = None

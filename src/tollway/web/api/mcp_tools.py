@@ -27,6 +27,7 @@ from tollway.discovery.listing_view import arguments_json
 from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.discovery.requests import ToolRequest, make_request
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
+from tollway.discovery.search_text import advise_search, explain_search
 from tollway.discovery.tool_results import (
     MPP_REQUIRED,
     PAYMENT_ERROR,
@@ -55,12 +56,12 @@ from tollway.discovery.tools import (
 )
 from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError
 from tollway.ids import ListingId
-from tollway.registry.catalog import ListingMatch
+from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import call_json, find_call, history_json, read_history_query
 from tollway.web.api.listing_edits import find_public_listing
-from tollway.web.api.listing_json import quality_json, render_json
+from tollway.web.api.listing_json import quality_json, render_json, words_json
 from tollway.web.api.listing_routes import parse_listing_query
 from tollway.web.api.mcp_gateway import McpRequest, make_internal_call
 from tollway.web.api.mcp_payment import Header, collect_payments, is_payment_header
@@ -71,6 +72,9 @@ OPERATIONS_CACHED_MAX = 32
 
 NAME_MAX, FOUND_WORDS_MAX, SHOWN_WORDS_MAX = 120, 300, 4_000
 """The most characters of a listing's name, of its description in a search result, and of its description in `get_api`."""
+
+CLOSEST_MAX, TAGS_NAMED_MAX = 3, 8
+"""The listings and tags that the result of a search names that found nothing."""
 
 _CONTROL_HEADERS = {
     "paymentTx": "x-payment-tx",
@@ -130,8 +134,6 @@ class McpTools:
         words = {"query": "q"}
         pairs = {words.get(name, name): _query_text(value) for name, value in arguments.items()}
         pairs.setdefault("limit", "10")
-        if pairs.get("q", "").strip():
-            pairs.setdefault("sort", "relevance")
         query = parse_listing_query(urlencode(pairs).encode())
         page = await self._context.catalog.search(query)
         return list_result(
@@ -141,7 +143,27 @@ class McpTools:
             **({"totalIsLowerBound": True} if page.is_lower_bound else {}),
             page=query.page,
             limit=query.limit,
+            **(await self._explain(query, page)),
         )
+
+    async def _explain(self, query: ListingQuery, page: ListingPage) -> dict[str, Any]:
+        """How the words were understood and, when nothing was found, what to try."""
+        catalog = self._context.catalog
+        if query.words is None:
+            return {}
+        members = words_json(page)
+        sentences = [explain_search({"total": page.total, **members})]
+        if page.total == 0:
+            nearest = await catalog.search(ListingQuery(words=query.words, limit=CLOSEST_MAX))
+            sentences.append(
+                advise_search(
+                    closest=[found.listing.name for found in nearest.found],
+                    tags=[tag for tag, _ in (await catalog.count_facets(None)).tags[:TAGS_NAMED_MAX]],
+                    has_filters=nearest.total > 0,
+                )
+            )
+        advice = " ".join(filter(None, sentences))
+        return {**members, "advice": advice} if advice else members
 
     def _resource(self, found: ListingMatch, *, has_match: bool) -> dict[str, Any]:
         listing, encoder = found.listing, self._context.encoder

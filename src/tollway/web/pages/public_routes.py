@@ -37,6 +37,7 @@ from tollway.web.pages.kept_call import TARGET_LENGTH_MAX, FilledCall, KeptCall,
 from tollway.web.pages.public_views import (
     FILTERS,
     OPERATIONS_SHOWN_MAX,
+    PLACEHOLDER_TAGS_MAX,
     describe,
     find_prices,
     host_of,
@@ -114,6 +115,8 @@ class PageRoutes:
             given=given,
             words=join_lines(given.get("q", "")),
             choices=list_choices(given, facets, self._context.profiles),
+            examples=", ".join(clean_tags([tag for tag, _ in facets.tags[:PLACEHOLDER_TAGS_MAX]])),
+            found=page,
             has_filters=any(name in given for name in FILTERS),
             errors=errors,
             results=view_results(page, asked, list(given.items())),
@@ -126,8 +129,6 @@ class PageRoutes:
         asked = dict(given)
         if len(self._currencies) == 1 and ("maxPrice" in asked or asked.get("sort") in ("price", "-price")):
             asked.setdefault("currency", self._currencies[0])
-        if asked.get("q", "").strip():
-            asked.setdefault("sort", "relevance")
         try:
             return parse_listing_query(urlencode(asked).encode())
         except Refusal as refusal:

@@ -20,7 +20,8 @@ from tollway.web.pages.chart_svg import BarChart, ChartStep, lay_out_bars
 
 PROSE_LENGTH_MAX = 2_000
 OPERATIONS_SHOWN_MAX = 100
-SORTS = ("newest", "price", "-price", "name")
+SORTS = ("recommended", "newest", "price", "-price", "name")
+PLACEHOLDER_TAGS_MAX = 3
 FILTERS = ("network", "currency", "tag", "maxPrice", "minSuccessRate", "verified", "provider")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -97,8 +98,8 @@ def list_choices(
 
 
 def _list_sorts(given: Mapping[str, str]) -> tuple[Choice, ...]:
-    """The orders, first the one without `sort`: by relevance with words, else the newest."""
-    orders = ("relevance", *SORTS) if given.get("q", "").strip() else SORTS
+    """The orders, first the one without `sort`: by relevance with words, else the recommended one."""
+    orders = ("relevance", *SORTS[1:]) if given.get("q", "").strip() else SORTS
     chosen = given.get("sort") or orders[0]
     return tuple(
         Choice(value="" if one == orders[0] else one, label=one, count=None, is_chosen=one == chosen)

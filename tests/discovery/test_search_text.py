@@ -1,0 +1,54 @@
+"""How a search was understood, as sentences."""
+
+from typing import Any
+
+from tollway.discovery.search_text import advise_search, explain_search
+
+PAGES: list[tuple[dict[str, Any], str]] = [
+    ({}, ""),
+    ({"total": 3, "totalAll": 2, "words": ["price"], "corrections": []}, ""),
+    ({"total": 3, "totalAll": 0, "words": ["price"], "corrections": []}, ""),
+    (
+        {"total": 3, "totalAll": 0, "words": ["price", "of", "ether"]},
+        "No API matches all of price, of and ether; these match some.",
+    ),
+    (
+        {
+            "total": 3,
+            "totalAll": 3,
+            "words": ["weather"],
+            "corrections": [{"word": "wether", "replacement": "weather"}],
+        },
+        "No API matches wether; showing weather.",
+    ),
+    ({"total": 0, "totalAll": 0, "words": ["a", "b"]}, "No API matches a or b."),
+    ({"total": 0, "totalAll": 0, "words": []}, "Nothing found."),
+    ({"total": 0, "words": [7, "a\u202e\x1b[2J", None]}, "No API matches a[2J."),
+    ({"total": 0, "words": "x", "corrections": [1, "x"]}, "Nothing found."),
+]
+
+
+def test_says_which_words_no_api_has() -> None:
+    for page, sentences in PAGES:
+        assert explain_search(page) == sentences
+
+
+def test_a_long_query_is_named_in_part() -> None:
+    said = explain_search({"total": 0, "words": ["x" * 500] * 100})
+    assert len(said) < 400
+
+
+ADVICE: list[tuple[dict[str, Any], str]] = [
+    ({"closest": ["Rain"], "tags": [], "has_filters": True}, 'Without the filters: "Rain".'),
+    ({"closest": [], "tags": [], "has_filters": True}, "Use fewer filters. Try other words."),
+    (
+        {"closest": [], "tags": ["data", "geo"], "has_filters": False},
+        'Try other words, such as the tags of this catalog: "data", "geo".',
+    ),
+    ({"closest": [], "tags": [], "has_filters": False}, "Try other words."),
+]
+
+
+def test_says_what_to_try_when_nothing_was_found() -> None:
+    for given, sentences in ADVICE:
+        assert advise_search(**given) == sentences
