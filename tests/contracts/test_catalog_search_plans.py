@@ -18,7 +18,7 @@ from tests.kit.query_plans import read_plans, settle_down
 from tollway.ids import Address, CallId, ChainId, ListingId
 from tollway.ledger.history import HistoryQuery
 from tollway.registry.catalog import ListingQuery
-from tollway.storage.catalog.catalog_search import count_facets, find_page, write_search
+from tollway.storage.catalog.catalog_search import count_facets, find_page
 from tollway.storage.catalog.catalog_tables import (
     listing_table,
     listing_values,
@@ -28,6 +28,7 @@ from tollway.storage.catalog.catalog_tables import (
     tag_table,
     total_table,
 )
+from tollway.storage.catalog.catalog_words import write_search
 from tollway.storage.catalog.reputation_store import find_due, find_owner
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.history import read_history
@@ -194,7 +195,12 @@ def listings_url(request: pytest.FixtureRequest) -> Iterator[str]:
         connection.execute(insert(network_table), networks)
         quality = {"calls": 50, "day": 1, "p50_ms": 5, "p95_ms": 9}
         grades = [
-            {**quality, "listing_seq": seq, "success_ppm": 1_000 if seq % 50 else 999_000}
+            {
+                **quality,
+                "listing_seq": seq,
+                "success_ppm": 1_000 if seq % 50 else 999_000,
+                "score": seq * 7_919 % 5_000,
+            }
             for seq in range(1, LISTINGS)
         ]
         connection.execute(insert(quality_table), grades)
@@ -270,8 +276,16 @@ PAGES: list[tuple[dict[str, Any], str, str]] = [
         "SEARCH networked USING COVERING INDEX",
         "using pk_listing_network",
     ),
-    ({"words": "zeppelin"}, "listing_search VIRTUAL TABLE INDEX", "on ix_listing_search_words"),
-    ({"words": "weather", "tag": "rare"}, "SEARCH tagged USING COVERING INDEX", "using pk_listing_tag"),
+    (
+        {"words": "zeppelin", "sort": "newest"},
+        "listing_search VIRTUAL TABLE INDEX",
+        "on ix_listing_search_words",
+    ),
+    (
+        {"words": "weather", "tag": "rare", "sort": "newest"},
+        "SEARCH tagged USING COVERING INDEX",
+        "using pk_listing_tag",
+    ),
     (
         {"min_success_rate": 0.9},
         "COVERING INDEX ix_listing_quality_success (success_ppm>?)",
@@ -288,11 +302,6 @@ PAGES: list[tuple[dict[str, Any], str, str]] = [
         "SEARCH tagged USING COVERING INDEX",
         "using pk_listing_tag",
     ),
-    (
-        {"words": "zeppelin", "sort": "relevance"},
-        "listing_search VIRTUAL TABLE INDEX",
-        "on ix_listing_search_words",
-    ),
 ]
 
 
@@ -307,6 +316,46 @@ async def test_a_list_begins_with_the_smallest_set_in_its_index(of_listings: Dat
         assert not scans, (asked, scans)
         if "words" not in asked and query.min_success_rate != 0.9:  # few enough to sort
             assert not is_sorted(page), (asked, page)
+
+
+async def test_the_words_of_a_search_are_looked_up_in_their_indexes(of_listings: Database) -> None:
+    """Completions, spellings, the listings with all words and with some, and the words, quality and rows of the candidates."""
+    is_sqlite = of_listings.dialect == "sqlite"
+    spelled = (
+        "COVERING INDEX ix_search_spelling_word (word>? AND word<?)"
+        if is_sqlite
+        else "ix_search_spelling_word"
+    )
+    misspelled = (
+        "SEARCH search_spelling USING PRIMARY KEY (spelling=?)" if is_sqlite else "pk_search_spelling"
+    )
+    matched = "listing_search VIRTUAL TABLE INDEX" if is_sqlite else "ix_listing_search_words"
+    for words, wanted in (
+        ("zeppelin", (spelled, matched)),
+        ("zepelin", (spelled, misspelled, matched)),
+        ("zeppelin weather 77", (matched,)),
+    ):
+        search = partial(find_page, query=ListingQuery(words=words))
+        plans = await read_plans(of_listings, search, with_prepared=True)
+        for step in wanted:
+            assert any(step in plan for plan in plans), (words, step, plans)
+        harmless = ("listing_total", "SCAN listing_search VIRTUAL TABLE")
+        scans = [plan for plan in plans if "Seq Scan" in plan or "SCAN" in plan]
+        assert not [plan for plan in scans if not any(one in plan for one in harmless)], (words, scans)
+
+
+async def test_recommended_listings_are_walked_by_their_score(
+    of_listings: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tollway.storage.catalog.catalog_search.TOTAL_EXACT_MAX", 50)
+    monkeypatch.setattr("tollway.storage.catalog.catalog_search.SCORED_MAX", 60)
+    for query in (ListingQuery(), ListingQuery(tag="often", currency="USDC")):
+        plans = await read_plans(of_listings, partial(find_page, query=query))
+        by_score = [plan for plan in plans if "ix_listing_quality_score" in plan]
+        assert len(by_score) >= 2, plans
+        for plan in plans:
+            assert not is_sorted(plan), (query, plan)
+            assert "Seq Scan" not in plan or "listing_total" in plan, (query, plan)
 
 
 async def test_sets_that_are_too_large_to_sort_are_walked_in_the_order_of_the_page(

@@ -72,7 +72,7 @@ async def test_calls_add_up_over_days_and_quality_appears_at_the_minimum(setup: 
     assert await setup.quality() == quality
     assert await setup.quality(TWO) is None
     page = await setup.catalog.search(ListingQuery())
-    assert [found.reputation.quality for found in page.found] == [None, quality]
+    assert [found.reputation.quality for found in page.found] == [quality, None]  # a score comes first
 
 
 async def test_a_day_that_is_over_thirty_days_ago_counts_no_more(setup: Setup) -> None:
