@@ -25,9 +25,10 @@ from scale_standing import (
     quality_row,
 )
 
-from tollway.registry.search_tokens import fold, searched_texts, split_words
-from tollway.storage.catalog.catalog_search import to_vector
+from tollway.registry.search_rank import list_stems, weigh_words
+from tollway.registry.search_tokens import fold
 from tollway.storage.catalog.catalog_tables import is_shown, listing_table, listing_values, terms_values
+from tollway.storage.catalog.catalog_words import list_spelled_words, spelling_rows, to_vector
 from tollway.storage.engine.database import connect_database, sqlite_module
 from tollway.storage.engine.migrate import upgrade
 from tollway.storage.ledger.call_terms import CallTerms, TermsReference, reference_of
@@ -63,6 +64,7 @@ LOADED = (
     "listing_quality",
     "listing_ownership",
     "listing_document",
+    "search_spelling",
     "call_terms",
     "call",
     "call_topup",
@@ -92,6 +94,7 @@ class ListingRows:
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
+        self._spelled: set[str] = set()
 
     def chunks(self) -> Iterator[dict[str, list[tuple[Any, ...]]]]:
         for start in range(1, self._scale.listings + 1, CHUNK):
@@ -118,7 +121,10 @@ class ListingRows:
             return
         rows["listing_tag"] += [(tag, seq) for tag in sorted({fold(tag) for tag in one.tags})]
         rows["listing_network"] += [(chain_id, seq) for chain_id in one.networks]
-        rows["search"].append((seq, *(split_words(text) for text in searched_texts(one))))
+        rows["search"].append((seq, weigh_words(one)))
+        new = [word for word in list_spelled_words(one) if word not in self._spelled]
+        self._spelled.update(new)
+        rows["search_spelling"] += spelling_rows(new)
 
 
 class LedgerRows:
@@ -178,8 +184,8 @@ def fill_sqlite(path: Path, scale: Scale, tell: Callable[[str], None]) -> None:
     for rows in ListingRows(scale).chunks():
         for table, columns in LISTING_TABLES.items():
             insert(table, columns, rows[table])
-        words = [(seq, *(" ".join(field) for field in fields)) for seq, *fields in rows["search"]]
-        insert("listing_search", ("rowid", "name", "description", "tags"), words)
+        words = [(seq, " ".join(list_stems(weights)), weights) for seq, weights in rows["search"]]
+        insert("listing_search", ("rowid", "words", "weights"), words)
     tell("listings")
     ledger_rows = LedgerRows(scale)
     insert("call", CALL_COLUMNS, ledger_rows.calls())
@@ -204,6 +210,7 @@ LISTING_TABLES: dict[str, Iterable[str]] = {
     "listing_quality": QUALITY_COLUMNS,
     "listing_ownership": OWNERSHIP_COLUMNS,
     "listing_document": DOCUMENT_COLUMNS,
+    "search_spelling": ("spelling", "word"),
 }
 
 
@@ -225,12 +232,15 @@ async def fill_postgres(url: str, scale: Scale, tell: Callable[[str], None]) -> 
     async def copy(table: str, columns: Iterable[str], rows: Rows) -> None:
         await connection.copy_records_to_table(table, columns=list(columns), records=rows)
 
-    await run("CREATE TEMP TABLE words (seq bigint, words text)")
+    await run("CREATE TEMP TABLE words (seq bigint, words text, weights text)")
     for rows in ListingRows(scale).chunks():
         for table, columns in LISTING_TABLES.items():
             await copy(table, columns, rows[table])
-        await copy("words", ("seq", "words"), [(seq, to_vector(fields)) for seq, *fields in rows["search"]])
-        await run("INSERT INTO listing_search (listing_seq, words) SELECT seq, words::tsvector FROM words")
+        vectors = [(seq, to_vector(list_stems(weights)), weights) for seq, weights in rows["search"]]
+        await copy("words", ("seq", "words", "weights"), vectors)
+        await run(
+            "INSERT INTO listing_search (listing_seq, words, weights) SELECT seq, words::tsvector, weights FROM words"
+        )
         await run("TRUNCATE words")
     tell("listings")
     ledger_rows = LedgerRows(scale)

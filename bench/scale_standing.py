@@ -7,10 +7,11 @@ from typing import Any
 from scale_rows import RARE_LISTINGS, Scale, mix
 
 from tollway.registry.listing import Listing
+from tollway.registry.quality import score_listing
 from tollway.storage.catalog.catalog_tables import write_document
 
 DAY = 20_400
-QUALITY_COLUMNS = ("listing_seq", "calls", "success_ppm", "p50_ms", "p95_ms", "day")
+QUALITY_COLUMNS = ("listing_seq", "calls", "success_ppm", "p50_ms", "p95_ms", "day", "score")
 OWNERSHIP_COLUMNS = (
     "listing_seq",
     "origin",
@@ -26,12 +27,19 @@ def quality_row(scale: Scale, number: int) -> tuple[Any, ...] | None:
     """`RARE_LISTINGS` have no failed call, at any scale; most others have few."""
     draw = mix(scale.seed + 7, number)
     if number % max(1, scale.listings // RARE_LISTINGS) == 1:
-        return (number, 20 + draw % 900, 1_000_000, 50, 120, DAY)
+        return _quality(scale, number, calls=20 + draw % 900, success_ppm=1_000_000, p50_ms=50)
     if draw % 3:
         return None
     success_ppm = 999_000 - (draw >> 8) % 200_000 if draw % 10 else (draw >> 8) % 800_000
     p50_ms = 5 + (draw >> 32) % 400
-    return (number, 20 + (draw >> 16) % 100_000, success_ppm, p50_ms, p50_ms * 3, DAY)
+    return _quality(scale, number, calls=20 + (draw >> 16) % 100_000, success_ppm=success_ppm, p50_ms=p50_ms)
+
+
+def _quality(scale: Scale, number: int, *, calls: int, success_ppm: int, p50_ms: int) -> tuple[Any, ...]:
+    draw = mix(scale.seed + 8, number)
+    is_verified = not draw % 4 and bool(draw % 20)
+    score = score_listing(calls=calls, success_ppm=success_ppm, is_verified=is_verified)
+    return (number, calls, success_ppm, p50_ms, p50_ms * 3, DAY, score)
 
 
 def ownership_row(scale: Scale, number: int, one: Listing) -> tuple[Any, ...] | None:

@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tollway.registry.listing import Listing
 from tollway.registry.search_tokens import FIELDS, searched_words, stem
@@ -41,9 +42,8 @@ class Term:
     stems: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
-    """The rank of one listing. `score` above 0: it has some term."""
+class Rank(NamedTuple):
+    """The rank of one listing. `score` above 0: it has some term. A tuple, because a search makes hundreds."""
 
     has_all: bool
     score: float

@@ -229,8 +229,9 @@ def _match(terms: Sequence[Term], *, needs_all: bool, is_sqlite: bool) -> Facet:
     return Facet(source=source, seq=seq, where=(condition,), few=few)
 
 
-RANKED_MAX = 1_000
-"""How many candidates `relevance` ranks. Of more listings the older ones follow, newest first. Ranking costs some microseconds for each candidate."""
+RANKED_MAX = 500
+"""How many candidates `relevance` ranks. Of more listings the older ones follow, newest first. Ranking costs some microseconds for each candidate and
+term, which is most of the cost of a search for frequent words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -489,13 +490,11 @@ def _rank(connection: Connection, understood: Understood, seqs: Sequence[int]) -
     listings = connection.scalar(select(total_table.c.shown)) or 0
     rarities = [measure_rarity(count, listings) for count in understood.counts]
     factors = {seq: rate_weight(ppm) for seq, ppm in _RATES.fetch(connection, seqs=list(seqs))}
-    ranks = (
-        (seq, rank_words(weights, understood.terms, rarities))
-        for seq, weights in read_weights(connection, seqs).items()
-    )
-    return order_candidates(
-        [(seq, replace(rank, score=rank.score * factors.get(seq, 1.0))) for seq, rank in ranks]
-    )
+    ranks = []
+    for seq, weights in read_weights(connection, seqs).items():
+        rank = rank_words(weights, understood.terms, rarities)
+        ranks.append((seq, rank._replace(score=rank.score * factors.get(seq, 1.0))))
+    return order_candidates(ranks)
 
 
 _RATES = Prepared(

@@ -242,7 +242,9 @@ class SiteRoutes:
         return _with_etag(text.encode())
 
     async def _write_catalog(self, number: int) -> Document:
-        page = await self._context.catalog.search(ListingQuery(page=number or 1, limit=CATALOG_PAGE_SIZE))
+        page = await self._context.catalog.search(
+            ListingQuery(page=number or 1, limit=CATALOG_PAGE_SIZE, sort="newest")
+        )
         catalog_page = CatalogPage(
             listings=tuple(found.listing for found in page.found), total=page.total, number=number
         )
