@@ -16,7 +16,7 @@ from tollway.registry.listing import Listing
 from tollway.registry.search_tokens import FIELDS, searched_words, stem
 
 # Of name, description, tags, operations and domain, as in `FIELDS`.
-FIELD_WEIGHTS = (8.0, 2.0, 5.0, 3.0, 2.0)
+FIELD_WEIGHTS = (6.0, 2.5, 5.0, 3.0, 2.0)
 REPEATS_MAX = (1, 3, 1, 1, 1)
 USUAL_LENGTHS = (3, 30, 4, 25, 1)
 """The number of words of a usual field, to which the length of each field is compared. It is fixed: an average of the catalog would change
@@ -116,7 +116,9 @@ def order_candidates(by_words: Sequence[tuple[int, Rank]]) -> list[int]:
 
 # ---- Spelling.
 
-MISSPELLED_LENGTH_MIN, MISSPELLED_LENGTH_MAX = 4, 24
+MISSPELLED_LENGTH_MIN, MISSPELLED_LENGTH_MAX = 5, 24
+SUBSTITUTED_LENGTH_MIN = 7
+"""The least length of a word with one wrong letter. Most pairs of shorter words at this distance are two words: `plane` is no misspelled `place`."""
 
 
 def can_be_misspelled(word: str) -> bool:
@@ -125,22 +127,21 @@ def can_be_misspelled(word: str) -> bool:
 
 
 def list_spellings(word: str) -> tuple[str, ...]:
-    """The word, and the word without one of its letters. Two words at distance 1 have one of these in common."""
-    return tuple(dict.fromkeys((word, *(word[:at] + word[at + 1 :] for at in range(len(word))))))
+    """The word, and the word without one of its letters but the first. Two words at distance 1 have one of these in common."""
+    return tuple(dict.fromkeys((word, *(word[:at] + word[at + 1 :] for at in range(1, len(word))))))
 
 
 def is_misspelling(word: str, of: str) -> bool:
-    """Whether one letter too many, too few or wrong, or two exchanged neighbours, make one of the words the other (Damerau, distance 1)."""
-    if word == of or abs(len(word) - len(of)) > 1:
+    """Whether one letter too many, too few or wrong, or two exchanged neighbours, make one of the words the other (Damerau, distance 1). The first letter of
+    a misspelled word is right."""
+    if word == of or word[:1] != of[:1] or abs(len(word) - len(of)) > 1:
         return False
     start = next(
         (at for at, (one, other) in enumerate(zip(word, of, strict=False)) if one != other),
         min(len(word), len(of)),
     )
     rest, of_rest = word[start:], of[start:]
-    return (
-        rest[1:] == of_rest
-        or rest == of_rest[1:]
-        or rest[1:] == of_rest[1:]
-        or (rest[:2] == of_rest[1::-1] and rest[2:] == of_rest[2:])
-    )
+    if len(word) != len(of):
+        return rest[1:] == of_rest or rest == of_rest[1:]
+    is_exchange = rest[:2] == of_rest[1::-1] and rest[2:] == of_rest[2:]
+    return is_exchange or (len(word) >= SUBSTITUTED_LENGTH_MIN and rest[1:] == of_rest[1:])

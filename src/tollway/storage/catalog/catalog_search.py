@@ -464,10 +464,21 @@ def _ranked_page(
     page = _rank(connection, search.understood, candidates)[query.start : query.start + query.limit]
     missing = query.limit - len(page)
     if missing and len(candidates) == RANKED_MAX:
-        older = with_some.select().where(with_some.lead.seq.not_in(candidates))
-        older = older.order_by(desc(with_some.lead.seq))
-        page += connection.scalars(older.limit(missing).offset(max(0, query.start - RANKED_MAX)))
+        page += _list_unranked(connection, candidates, with_some, limit=missing)
     return page
+
+
+def _list_unranked(
+    connection: Connection, candidates: Sequence[int], hits: _Hits, *, limit: int
+) -> Sequence[int]:
+    """The part of a page behind the ranked candidates: the other listings, newest first."""
+    start = max(0, hits.query.start - RANKED_MAX)
+    rows = connection.scalars(_newest(hits).limit(limit + RANKED_MAX).offset(start)).all()
+    ranked = frozenset(candidates)
+    others = [seq for seq in rows if seq not in ranked]
+    # So many of the rows before these are candidates and took no place.
+    passed = sum(seq > rows[0] for seq in candidates) if rows else 0
+    return others[passed : passed + limit]
 
 
 def _list_candidates(connection: Connection, search: _Search, with_all: _Hits) -> list[int]:

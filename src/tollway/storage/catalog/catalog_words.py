@@ -30,7 +30,6 @@ from tollway.registry.catalog import Correction
 from tollway.registry.listing import Listing
 from tollway.registry.search_rank import (
     MISSPELLED_LENGTH_MAX,
-    MISSPELLED_LENGTH_MIN,
     Term,
     can_be_misspelled,
     is_misspelling,
@@ -128,8 +127,7 @@ def _correct(connection: Connection, word: str, count_listings: CountListings) -
         return None
     rows = _SPELLED.fetch(connection, spellings=list(list_spellings(word)))
     similar = {row[0] for row in rows if is_misspelling(word, row[0])}
-    # The first letter is seldom wrong.
-    likely = sorted(similar, key=lambda one: (one[0] != word[0], abs(len(one) - len(word)), one))
+    likely = sorted(similar, key=lambda one: (abs(len(one) - len(word)), one))
     found = [Term(word=one, stems=(stem(one),)) for one in likely[:CORRECTIONS_TRIED_MAX]]
     counted = [(count_listings(connection, term), term) for term in found]
     best = max(counted, key=lambda one: one[0], default=None)
@@ -208,7 +206,7 @@ def list_spelled_words(listing: Listing) -> tuple[str, ...]:
     """The words of a listing that are completed, and corrected if they are only letters."""
     name, description, tags, operations, _ = searched_words(listing)
     words = dict.fromkeys((*name, *tags, *operations, *description))
-    spelled = (one for one in words if MISSPELLED_LENGTH_MIN <= len(one) <= MISSPELLED_LENGTH_MAX)
+    spelled = (one for one in words if COMPLETED_LENGTH_MIN < len(one) <= MISSPELLED_LENGTH_MAX)
     return tuple(spelled)[:LISTING_SPELLED_MAX]
 
 
