@@ -3,7 +3,8 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +17,8 @@ from tollway.discovery.tool_results import PAYMENT, PAYMENT_RESPONSE, ToolResult
 from tollway.discovery.tools import GATEWAY_TOOLS, TOOL_RESPONSE_BYTES_MAX, TOOLS_PER_PAGE
 from tollway.ids import keccak256
 from tollway.money import Price
-from tollway.web.api.mcp_tools import McpTools, ToolInvocation
+from tollway.registry.catalog import Catalog, ListingPage, ListingQuery
+from tollway.web.api.mcp_tools import SEARCHES_AT_ONCE, McpTools, ToolInvocation
 
 ASSET = {"asset": "ETH"}
 
@@ -104,6 +106,34 @@ async def test_a_search_says_how_its_words_were_understood_and_what_to_try(mcp_t
         assert (len(content["resources"]), content["total"]) == (found, found), arguments
         assert content.get("advice", "").startswith(advice or ""), content
         assert ("advice" in content) == (advice is not None), content
+
+
+class WaitingCatalog:
+    """A catalog whose searches wait until `go_on` is set. `most`: how many waited at once."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.waiting = self.most = 0
+
+    async def search(self, query: ListingQuery) -> ListingPage:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await self.go_on.wait()
+        self.waiting -= 1
+        return ListingPage(found=(), total=0)
+
+
+async def test_searches_of_agents_take_turns(gateway: InProcessGateway) -> None:
+    catalog = WaitingCatalog()
+    tools = McpTools(replace(mcp_context(gateway), catalog=cast(Catalog, catalog)))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3 * SEARCHES_AT_ONCE):
+            group.create_task(ask(tools, "search_resources"))
+        await until(lambda: catalog.waiting == SEARCHES_AT_ONCE)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        catalog.go_on.set()
+    assert catalog.most == SEARCHES_AT_ONCE
 
 
 @pytest.mark.parametrize(

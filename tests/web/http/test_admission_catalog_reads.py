@@ -51,7 +51,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("path", [LIST, f"{LIST}/api_1", f"{LIST}/api_1/discovery"])
+@pytest.mark.parametrize(
+    "path", [LIST, f"{LIST}/api_1", f"{LIST}/api_1/discovery", "/x402/discovery/search", "/"]
+)
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_limits_concurrent_reads_of_the_catalog(path: str, method: str) -> None:
     app = SlowApp()

@@ -73,6 +73,9 @@ OPERATIONS_CACHED_MAX = 32
 NAME_MAX, FOUND_WORDS_MAX, SHOWN_WORDS_MAX = 120, 300, 4_000
 """The most characters of a listing's name, of its description in a search result, and of its description in `get_api`."""
 
+SEARCHES_AT_ONCE = 4
+"""Searches of agents that run at once; further ones wait in order of arrival."""
+
 CLOSEST_MAX, TAGS_NAMED_MAX = 3, 8
 """The listings and tags that the result of a search names that found nothing."""
 
@@ -105,6 +108,7 @@ class McpTools:
 
     def __init__(self, context: WebContext) -> None:
         self._context = context
+        self._search_turns = asyncio.Semaphore(SEARCHES_AT_ONCE)
         self._call_app = ErrorBoundary(context.call_app, public_url=context.public_url, payment_state="held")
         self._operations: OrderedDict[tuple[ListingId, int], tuple[ApiOperation, ...]] = OrderedDict()
         self._tools = {tool.name: tool for tool in GATEWAY_TOOLS}
@@ -135,7 +139,9 @@ class McpTools:
         pairs = {words.get(name, name): _query_text(value) for name, value in arguments.items()}
         pairs.setdefault("limit", "10")
         query = parse_listing_query(urlencode(pairs).encode())
-        page = await self._context.catalog.search(query)
+        async with self._search_turns:
+            page = await self._context.catalog.search(query)
+            understood = await self._explain(query, page)
         return list_result(
             [self._resource(found, has_match=query.words is not None) for found in page.found],
             "resources",
@@ -143,7 +149,7 @@ class McpTools:
             **({"totalIsLowerBound": True} if page.is_lower_bound else {}),
             page=query.page,
             limit=query.limit,
-            **(await self._explain(query, page)),
+            **understood,
         )
 
     async def _explain(self, query: ListingQuery, page: ListingPage) -> dict[str, Any]:

@@ -237,7 +237,7 @@ _ADDRESS_LIMIT = Problem(
 )
 
 
-CATALOG_PREFIXES = ("/api/v2/apis", "/api/v2/facets")
+CATALOG_PREFIXES = ("/api/v2/apis", "/api/v2/facets", "/x402/discovery")
 PAGE_PREFIXES = ("/apis/", "/providers/", "/docs", "/status", "/problems", "/signin")
 READ_METHODS = ("GET", "HEAD")
 
