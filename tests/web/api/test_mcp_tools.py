@@ -129,7 +129,7 @@ async def test_searches_of_agents_take_turns(gateway: InProcessGateway) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(3 * SEARCHES_AT_ONCE):
             group.create_task(ask(tools, "search_resources"))
-        await until(lambda: catalog.waiting == SEARCHES_AT_ONCE)
+        await until(lambda: catalog.waiting >= SEARCHES_AT_ONCE)
         for _ in range(20):
             await asyncio.sleep(0)
         catalog.go_on.set()
