@@ -14,7 +14,7 @@ def test_search_and_show_need_no_key(run, gateway):
     nothing = {"TOLLWAY_KEY_FILE": "", "TOLLWAY_RPC": ""}
     done = run("search", "quotes", "--tag", "t", env=nothing)
     assert json.loads(done.stdout)["total"] == 1
-    assert gateway.seen[-1][1] == "/api/v2/apis?q=quotes&sort=relevance&page=1&limit=20&tag=t"
+    assert gateway.seen[-1][1] == "/api/v2/apis?q=quotes&page=1&limit=20&tag=t"
     assert json.loads(run("show", "api_1", env=nothing).stdout)["id"] == "api_1"
 
 

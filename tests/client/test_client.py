@@ -451,7 +451,7 @@ async def test_control_requests_are_signed_and_read(make, gateway):
     assert "content-digest" in request.headers
     gateway.answers = [lambda request: httpx.Response(200, json=PAGE)]
     assert (await do(client.search("weather now", verified=True))).total == 0
-    assert gateway.seen[1].url.raw_path == b"/api/v2/apis?q=weather%20now&sort=relevance&verified=true"
+    assert gateway.seen[1].url.raw_path == b"/api/v2/apis?q=weather%20now&verified=true"
     assert "signature" not in gateway.seen[1].headers
 
 
@@ -797,7 +797,7 @@ async def test_a_session_without_a_limit_counts_all_the_same(make, gateway):
 PAGE = {"apis": [], "total": 0, "page": 1, "limit": 20}
 
 
-async def test_search_sorts_by_relevance_where_there_are_words(make, gateway):
+async def test_search_leaves_the_order_to_the_gateway_unless_it_is_given(make, gateway):
     asked = []
 
     def answer(request):
@@ -812,9 +812,9 @@ async def test_search_sorts_by_relevance_where_there_are_words(make, gateway):
     await do(client.search("rain", sort="price", currency="USDC"))
     await do(client.search("", verified=True))
     assert asked == [
-        "/api/v2/apis?q=rain%20%26%20sun&sort=relevance&limit=5",
+        "/api/v2/apis?q=rain%20%26%20sun&limit=5",
         "/api/v2/apis?currency=USDC&maxPrice=0.05",
-        "/api/v2/apis?q=rain&sort=price&currency=USDC",
+        "/api/v2/apis?q=rain&currency=USDC&sort=price",
         "/api/v2/apis?verified=true",
     ]
 

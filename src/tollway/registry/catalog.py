@@ -95,7 +95,7 @@ TOTAL_EXACT_MAX = 10_000
 TERMS_RETENTION_S = 2 * 86_400 + 7_200
 """How long a `CatalogEntry` contains ended terms: the maximum age of a payment (24 h), the time for which an old payee counts (24 h), and slack."""
 
-Sort = Literal["newest", "price", "-price", "name", "relevance", "recommended"]
+Sort = Literal["recommended", "relevance", "newest", "price", "-price", "name"]
 
 SCORED_IN_TURN = 4
 """In the order `recommended`, so many listings with a score stand before each one without."""
