@@ -1,5 +1,6 @@
 """Search by words, and the order without words: one result and one order on SQLite and on PostgreSQL."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -224,6 +225,19 @@ async def test_an_edit_changes_what_is_found(catalog: Catalog) -> None:
     await catalog.revise(replace(listing, name="new words"), expected_revision=1)
     assert await find_names(catalog, "old") == []
     assert await find_names(catalog, "new") == ["new words"]
+
+
+async def test_publications_and_edits_of_the_same_words_at_once_all_succeed(catalog: Catalog) -> None:
+    words = [f"{letter * 5}word" for letter in "abcdefgh"]
+    old = [make_listing("old") for _ in range(6)]
+    await publish_all(catalog, old)
+    async with asyncio.TaskGroup() as group:
+        for number, listing in enumerate(old):
+            shuffled = " ".join(words[number:] + words[:number])
+            edit = replace(listing, name=shuffled[:60], description=shuffled)
+            group.create_task(catalog.revise(edit, expected_revision=1))
+            group.create_task(catalog.publish(make_listing(shuffled[::-1][:60], shuffled)))
+    assert len(await find_names(catalog, words[3])) == 12
 
 
 # ---- Their order.

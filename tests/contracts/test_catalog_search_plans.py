@@ -28,7 +28,7 @@ from tollway.storage.catalog.catalog_tables import (
     tag_table,
     total_table,
 )
-from tollway.storage.catalog.catalog_words import write_search
+from tollway.storage.catalog.catalog_words import write_search, write_spellings
 from tollway.storage.catalog.reputation_store import find_due, find_owner
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.history import read_history
@@ -181,6 +181,7 @@ def listings_url(request: pytest.FixtureRequest) -> Iterator[str]:
             )
             connection.execute(insert(listing_table).values(**listing_values(one), seq=number))
             write_search(connection, number, one)
+            write_spellings(connection, one)
         tags = [
             {
                 "tag": "rare" if seq % 100 == 0 else f"other {seq % 7}" if seq % 3 else "often",

@@ -59,7 +59,13 @@ from tollway.storage.catalog.catalog_tables import (
     total_table,
     write_document,
 )
-from tollway.storage.catalog.catalog_words import Understood, erase_search, read_weights, write_search
+from tollway.storage.catalog.catalog_words import (
+    Understood,
+    erase_search,
+    read_weights,
+    write_search,
+    write_spellings,
+)
 from tollway.storage.catalog.creation_store import finish_creation
 from tollway.storage.catalog.reputation_store import end_stale_proof
 from tollway.storage.engine.database import Database
@@ -480,6 +486,7 @@ def _publish(
     _write_document(connection, seq, listing)
     _begin_terms(connection, seq, 1, listing.current_terms(since_ms=now_ms), heads)
     if is_shown(listing):
+        write_spellings(connection, listing)
         _index_listing(connection, seq, listing)
 
 
@@ -509,6 +516,8 @@ def _revise(
     _write_document(connection, row.seq, listing)
     _renew_terms(connection, row.seq, listing, heads, now_ms=now_ms)
     end_stale_proof(connection, row.seq, listing, events=events, now_ms=now_ms)
+    if is_shown(listing):
+        write_spellings(connection, listing)
     if row.is_shown:
         _unindex_listing(connection, row.seq)
     if is_shown(listing):

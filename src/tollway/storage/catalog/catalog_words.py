@@ -189,11 +189,11 @@ def write_search(connection: Connection, seq: int, listing: Listing) -> None:
             "INSERT INTO listing_search (listing_seq, words, weights) VALUES (:seq, CAST(:words AS tsvector), :weights)"
         )
         connection.execute(statement, {"seq": seq, "words": to_vector(stems), "weights": weights})
-    write_spellings(connection, listing)
 
 
 def write_spellings(connection: Connection, listing: Listing) -> None:
-    """Adds the words of a listing that are new. The rows have one order, so that publications at the same time do not wait for each other in a circle."""
+    """Adds the words of a listing that are new. Call it before the transaction writes `listing_total`, which every publication does: together with the
+    order of the rows this keeps publications and edits at the same time from waiting for each other in a circle."""
     words = list_spelled_words(listing)
     known = {row[0] for row in _KNOWN.fetch(connection, words=list(words))} if words else set()
     rows = sorted(spelling_rows(word for word in words if word not in known))
