@@ -26,8 +26,10 @@ from tests.kit.ledger_records import (
     finish_of,
     new_payment,
     operator_origin,
+    transfer_in,
+    tx_hash,
 )
-from tests.kit.ledger_steps import learn_terms, pay
+from tests.kit.ledger_steps import conclude, learn_terms, open_authorized, pay, read_rest, settle
 from tests.kit.sql_ledger import write_terms_of
 from tests.kit.storage_faults import FaultyLedger, start
 from tests.kit.waits import until, wait_blocked
@@ -853,3 +855,35 @@ async def test_a_claim_after_a_cut_that_waits_for_its_close_finds_it(postgres_ur
         await ledger.close()
         assert isinstance(told, RepeatsOpenCall)
         assert told.call.call_id == cut.call_id
+
+
+# ---- Units that move to another payment while a transaction waits for their locks.
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("outcome", [CallState.CONSUMED, CallState.RELEASED])
+async def test_an_end_follows_units_that_move_to_another_payment_meanwhile(
+    postgres_url: str, outcome: CallState
+) -> None:
+    """The transaction has looked up the payments of the call before it waits, so it does not have the lock of the other payment."""
+    async with two_gateways(postgres_url) as (one, two, database, held):
+        settled = await open_authorized(one, 4, method="POST")
+        await settle(one, settled, None)
+        await one.mark_orphaned(settled.call_id, epoch=1)
+        assert await conclude(one, settled, is_orphaned=True) is CallState.RELEASED  # credit
+        (credit,) = await one.find_payments(tx_hash("settled"))
+        await one.claim(spent := claim_on(credit, 3))
+        await one.close(close_of(spent, CallState.UNKNOWN))
+        change = two.move_transfer(
+            settled.call_id, before=tx_hash("settled"), transfer=transfer_in("elsewhere"), now_ms=NOW_MS
+        )
+        ended = await run_meanwhile(
+            held,
+            database,
+            change,
+            lambda: one.resolve(spent.call_id, outcome, now_ms=NOW_MS),
+            waits=True,
+        )
+        assert ended is outcome
+        assert await read_rest(one, "settled") == 0
+        assert await read_rest(one, "elsewhere") == (1 if outcome is CallState.CONSUMED else 4)

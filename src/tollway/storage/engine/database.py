@@ -40,7 +40,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, TxHash
-from tollway.storage.engine.outage import OutageLog, Use, ValueRefused, is_value_refused
+from tollway.storage.engine.outage import OutageLog, RowsChanged, Use, ValueRefused, is_value_refused
 from tollway.storage.engine.statements import T, Work, execute_text
 from tollway.storage.engine.writer_thread import WriterThread
 
@@ -306,18 +306,20 @@ def list_auxiliary_files(path: Path) -> list[Path]:
 
 
 def is_retryable(exc: StorageUnavailable) -> bool:
-    """True when the database rolled the transaction back (deadlock, serialisation failure): nothing was written, and it may run again."""
+    """True for a transaction that was rolled back and may run again: by the database (deadlock, serialisation failure), or by `RowsChanged`."""
+    if isinstance(exc, RowsChanged):
+        return True
     cause = exc.__cause__
     state = getattr(getattr(cause, "orig", None), "sqlstate", None) if isinstance(cause, DBAPIError) else None
     return state in ("40001", "40P01")
 
 
 ROLLBACKS_MAX = 8
-"""How often a transaction runs that the database rolls back each time (deadlock)."""
+"""How often a transaction runs that is rolled back each time (deadlock)."""
 
 
 async def write_retried(database: Database, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
-    """Runs `database.write`, and again after each rollback by the database, `ROLLBACKS_MAX` times at most."""
+    """Runs `database.write`, and again after each rollback that `is_retryable` names, `ROLLBACKS_MAX` times at most."""
     for _ in range(ROLLBACKS_MAX - 1):
         try:
             return await database.write(work, flush=flush, is_long=is_long)

@@ -22,6 +22,10 @@ class ValueRefused(StorageUnavailable):
     """A column cannot hold a value of the statement. The transaction is rolled back; the database is available."""
 
 
+class RowsChanged(StorageUnavailable):
+    """Rows that a transaction looked up have changed while it waited for their locks. It is rolled back, and may run again."""
+
+
 class CommitInDoubt(ConnectionError):
     """The server committed without its standby, because the wait for the standby was cancelled."""
 

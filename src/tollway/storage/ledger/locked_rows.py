@@ -1,4 +1,5 @@
-"""The rows that one transaction of the ledger may change: locked, changed in memory, written once.
+"""The rows that one transaction of the ledger may change: locked, changed in memory, and written once by `write`. The debits of claims come
+after that (`write_debits`).
 
 Every transaction takes its locks in one order: payments by id, then calls by id. A transaction that moves a paid call holds the locks
 of the payments of that call, so the row of a payment and the sum of its calls change together. SQLite has one writer, which is exclusive
@@ -40,6 +41,7 @@ from tollway.ledger.records import (
     is_move_allowed,
 )
 from tollway.ledger.sales import HOUR_MS, SUM_STATES, floor_to, is_hour_unmarked
+from tollway.storage.engine.outage import RowsChanged
 from tollway.storage.engine.statements import Prepared, Rows, Within
 from tollway.storage.ledger.ledger_tables import (
     PAYMENT_COLUMNS,
@@ -56,7 +58,9 @@ from tollway.webhooks.events import EventType, NewEvent, call_event_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedCall:
-    """A locked call: the columns that its moves read. `cut`: '', 'cut' by its upstream, or 'repeated' after a cut."""
+    """A locked call: the columns that its moves read. `epoch`: the number of its run, and `owner_id`: the gateway of that run. `cut`: '' for a whole
+    response, 'cut' when its upstream broke off, 'repeated' when it was sent again after that. `clock_releases`: the end of the hold releases it.
+    `parts`: the units that it holds, by payment."""
 
     id: CallId
     provider: Address
@@ -86,13 +90,12 @@ class LockedCall:
 
 
 class LockedRows:
-    """The locked rows of one transaction, for one thread.
+    """The locked rows of one transaction, for one thread. A broken rule of its caller is an `AssertionError`, which rolls the transaction back.
 
-    The debt of a credit account is a kept sum: what its `reorged` calls lack of their prices. It changes with the calls, and its row is locked last.
+    The debt of a credit account is a kept sum: the unpaid part of its `reorged` calls. It changes with the calls, and its row is locked last.
 
-    A call that moves from one sum to another leaves a mark for its hour (`ledger.sales`). `shared_ms`: the shared time of a batch, whose moves leave
-    no mark while their hour is open; None: every move leaves its mark, as most of these moves come late. `events`: the log of the events that the
-    moves are.
+    The move of a call from one stored sum to another writes a mark for the hour of the call (`ledger.sales`). `shared_ms`: the shared time of a batch,
+    whose moves write no mark while the hour cannot be closed yet; None: every move writes its mark. `events`: makes the webhook events of the moves.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class LockedRows:
         self._moves: dict[frozenset[str], list[dict[str, object]]] = {}
         self._parts: dict[CallId, tuple[LockedCall, Parts]] = {}
         self._owed: dict[CreditAccount, int] = {}
+        self._is_written = False
 
     def lock_payments(self, payment_ids: Iterable[int]) -> None:
         """Reads and locks payments, by ascending id. Call it once, with all payments."""
@@ -127,7 +131,8 @@ class LockedRows:
     def lock_with_payments(
         self, call_ids: Collection[CallId], *, others: Iterable[int] = ()
     ) -> dict[CallId, LockedCall]:
-        """Locks the payments of the calls together with the payments `others`, then the calls."""
+        """Locks the payments of the calls together with the payments `others`, then the calls. Raises `RowsChanged`: the units of a call moved to
+        another payment during the wait for the locks."""
         if not call_ids:
             self.lock_payments(others)
             return {}
@@ -138,7 +143,11 @@ class LockedRows:
             return calls
         found = _LOCK_CALL_PAYMENTS.fetch(self._connection, payment_ids=list(others), call_ids=list(call_ids))
         self._remember_payments(found)
-        return self.lock_calls(call_ids)
+        calls = self.lock_calls(call_ids)
+        # A lock of these payments now would break the order of the locks, so the transaction begins again.
+        if any(not payment_ids_of(call) <= self.payments.keys() for call in calls.values()):
+            raise RowsChanged("the units of a call have moved to another payment")
+        return calls
 
     def _remember_payments(self, rows: Rows) -> None:
         for row in rows:
@@ -158,7 +167,7 @@ class LockedRows:
         return holding.state
 
     def _note_move(self, call: LockedCall, after: CallState, *, at_ms: int) -> None:
-        # A settlement that the provider decided ends the hold of the call.
+        # The provider's decision has moved the call from `unknown` to `settling`, so its hold ends only now.
         before = CallState.UNKNOWN if call.is_charged_by_provider else call.state
         kind = call_event_of(before, after, rail=call.rail, cut=call.cut, attempts=call.attempts)
         if kind is not None:
@@ -190,28 +199,30 @@ class LockedRows:
         self._parts[call.id] = (call, parts)
 
     def _add_debt(self, call: LockedCall, parts: Parts, units: int) -> None:
-        """Adds to the debt of the call's account. All payments of a call are of that account, and one of them is locked."""
+        """Adds to the debt of the call's account. All payments of a call are of that account, and the callers lock at least one of them."""
         if units:
             locked = next(key for key in (*call.parts, *parts) if key in self.payments)
             account = credit_account_of(self.payments[locked])
             self._owed[account] = self._owed.get(account, 0) + units
 
     def set_payment(self, call: LockedCall, payment_id: int, *, moved_ms: int) -> LockedCall:
-        """Makes another payment the payment of the call's proof. The state and the units that the call holds do not change."""
+        """Makes another payment the one that the call's proof names. The call keeps its state and its units. Call it before `set_parts`, whose parts it
+        would replace."""
         changed = replace(call, payment_id=payment_id)
         self._parts[call.id] = (changed, call.parts)
         self.change(changed, payment_id=payment_id, moved_ms=moved_ms)
         return changed
 
     def end_plain(self, payment_id: int) -> None:
-        """Ends the plain form of a payment: a bound signature was used."""
+        """Ends the use of plain signatures for a payment: a bound signature was used (`ledger.records.Payment`)."""
         payment = self.payments[payment_id]
         if not payment.is_plain_ended:
             self.payments[payment_id] = replace(payment, is_plain_ended=True)
             self._plain_ended.add(payment_id)
 
     def change(self, call: LockedCall, **columns: object) -> None:
-        """Writes columns of a call that is still in the state and epoch of its lock. A change of the state comes with its `moved_ms`."""
+        """Writes columns of a call that is still in the state and epoch of its lock. A change of the state comes with its `moved_ms`. A call has one
+        change in a transaction: `write` groups them by their columns, so a second one could miss the row."""
         if "state" in columns:
             after = CallState(str(columns["state"]))
             self._mark_move(call, after, columns["moved_ms"])
@@ -222,19 +233,19 @@ class LockedRows:
         self._moves.setdefault(frozenset(columns), []).append(values)
 
     def write(self) -> None:
-        """Writes all changes: balances, units of calls, then moves, debts, the marks of the hours, and events."""
+        """Writes all changes, once: balances, ends of plain signatures, units of calls, then moves, debts, the marks of the hours, and events."""
+        assert not self._is_written, "the changes of a transaction are written once, before its debits"
+        self._is_written = True
         self._write_balances()
         if self._plain_ended:
             _END_PLAIN.run(self._connection, [{"at_id": key} for key in sorted(self._plain_ended)])
-            self._plain_ended.clear()
         self._write_parts()
         for names, rows in self._moves.items():
-            check_count(_moving(names).run(self._connection, rows), len(rows))
+            check_count(_update_call(names).run(self._connection, rows), len(rows))
         self._write_debts()
         write_marks(self._connection, self._marked_hours)
         if self._events:
             write_events(self._connection, self._events)
-        self._events = []
 
     def _mark_move(self, call: LockedCall, after: CallState, moved_ms: object) -> None:
         assert isinstance(moved_ms, int)
@@ -244,8 +255,9 @@ class LockedRows:
             self._marked_hours[floor_to(HOUR_MS, call.created_ms)] = moved_ms
 
     def write_debits(self, debits: Iterable[Debit]) -> None:
-        """Writes the debits of claims, one change for each payment. Values are assigned from the locked row, because a relative update
-        under a CHECK raises false violations on PostgreSQL."""
+        """Writes the debits of claims, one change for each payment, after `write`: `payments` has the balances of before. Values are assigned from the
+        locked row and not added: PostgreSQL applies a CHECK to a sum before it finds that the row has changed."""
+        self._is_written = True
         rows = [
             {
                 "at_id": debit.payment_id,
@@ -259,7 +271,6 @@ class LockedRows:
         if not rows:
             return
         check_count(_DEBIT.run(self._connection, rows), len(rows))
-        self._taken_before.update({debit.payment_id: debit.taken_units for debit in debits})
 
     def _write_balances(self) -> None:
         rows = [
@@ -268,7 +279,7 @@ class LockedRows:
             if self.payments[key].taken_units != before
         ]
         if rows:
-            check_count(_SET_BALANCE.run(self._connection, rows), len(rows))
+            check_count(_SET_PAYMENT_TAKEN.run(self._connection, rows), len(rows))
             self._taken_before = {key: payment.taken_units for key, payment in self.payments.items()}
 
     def _write_debts(self) -> None:
@@ -277,18 +288,17 @@ class LockedRows:
             for account, units in sorted(self._owed.items())
             if units
         ]
-        self._owed = {}
         if rows:
             _ADD_DEBT.run(self._connection, rows)
 
     def _write_parts(self) -> None:
         if not self._parts:
             return
-        held = [
-            {"at_id": call.id, "units": parts.get(call.payment_id or 0, 0)}
+        taken = [
+            {"at_id": call.id, "units": parts.get(call.payment_id or 0, 0)}  # no payment has the id 0
             for call, parts in self._parts.values()
         ]
-        _SET_HELD.run(self._connection, held)
+        _SET_CALL_TAKEN.run(self._connection, taken)
         ids = list(self._parts)
         self._connection.execute(delete(topup_table).where(topup_table.c.call_id.in_(ids)))
         rows = [
@@ -301,16 +311,18 @@ class LockedRows:
         if not call_ids:
             return {}
         rows = statement.fetch(self._connection, call_ids=list(call_ids))
-        short = [row[_ID] for row in rows if row[_PAYMENT_ID] is not None and row[_TAKEN] < row[_PRICE]]
+        underpaid_ids = [
+            row[_ID] for row in rows if row[_PAYMENT_ID] is not None and row[_TAKEN] < row[_PRICE]
+        ]
         topups: dict[str, dict[int, int]] = {}
-        if short:
-            for call_id, payment_id, units in _READ_TOPUPS.fetch(self._connection, call_ids=short):
+        if underpaid_ids:
+            for call_id, payment_id, units in _READ_TOPUPS.fetch(self._connection, call_ids=underpaid_ids):
                 topups.setdefault(call_id, {})[payment_id] = units
         return {row[_ID]: _parse_locked(row, topups.get(row[_ID])) for row in rows}
 
 
 def write_marks(connection: Connection, hours: Mapping[int, int]) -> None:
-    """Marks hours whose calls have moved, so that closed ones are written again. `hours`: the start of each, and the moment of the move. Call it after the
+    """Marks hours whose calls have moved, so that the stored sums of closed hours are computed again. `hours`: the start of each, and the moment of the move. Call it after the
     rows of the calls are written, in the same transaction."""
     if not hours:
         return
@@ -337,18 +349,19 @@ _LOCK_PAYMENTS = Prepared(
 )
 
 
-def _lock_call_payments() -> Select[Any]:
-    """Locks the payments of calls. PostgreSQL only. The payments are looked up once, before the statement waits for its first lock."""
+def _select_call_payments() -> Select[Any]:
+    """The query that locks the payments of calls. PostgreSQL only. It looks up the ids of the payments once, before it waits for its first lock, so it
+    misses a payment that a call gets meanwhile (`LockedRows.lock_with_payments`)."""
     given = select(func.unnest(bindparam("payment_ids", type_=ARRAY(BigInteger))).label("id"))
     of_proof = select(call_table.c.payment_id).where(Within(call_table.c.id, "call_ids"))
     of_topups = select(topup_table.c.payment_id).where(Within(topup_table.c.call_id, "call_ids"))
-    drawn = given.union(of_proof, of_topups).cte("drawn").prefix_with("MATERIALIZED")
-    return _PAYMENTS.where(payment_table.c.id.in_(select(drawn.c.id))).with_for_update(
+    found = given.union(of_proof, of_topups).cte("found").prefix_with("MATERIALIZED")
+    return _PAYMENTS.where(payment_table.c.id.in_(select(found.c.id))).with_for_update(
         key_share=True, of=payment_table
     )
 
 
-_LOCK_CALL_PAYMENTS = Prepared(_lock_call_payments())
+_LOCK_CALL_PAYMENTS = Prepared(_select_call_payments())
 
 _CALL_COLUMNS = (
     "id",
@@ -403,12 +416,14 @@ _ADD_DEBT = Prepared(
     )
 )
 
-_SET_HELD = Prepared(
+# The next statement and `_END_PLAIN` find locked rows by their ids alone, so their counts are not checked.
+_SET_CALL_TAKEN = Prepared(
     update(call_table).where(call_table.c.id == bindparam("at_id")).values(taken_units=bindparam("units"))
 )
 
 
-def _at_balance(*names: str) -> Update:
+def _update_payment(*names: str) -> Update:
+    """Writes columns of a payment whose taken units are those of its lock."""
     return (
         update(payment_table)
         .where(payment_table.c.id == bindparam("at_id"), payment_table.c.taken_units == bindparam("at_taken"))
@@ -419,19 +434,19 @@ def _at_balance(*names: str) -> Update:
 _END_PLAIN = Prepared(
     update(payment_table).where(payment_table.c.id == bindparam("at_id")).values(is_plain_ended=true())
 )
-_SET_BALANCE = Prepared(_at_balance("taken_units"))
-_DEBIT = Prepared(_at_balance("taken_units", "calls", "is_plain_ended"))
+_SET_PAYMENT_TAKEN = Prepared(_update_payment("taken_units"))
+_DEBIT = Prepared(_update_payment("taken_units", "calls", "is_plain_ended"))
 
 
 @cache
-def _moving(names: frozenset[str]) -> Prepared:
-    """The statement of a move that writes these columns. The cache has one entry for each kind of move in the code."""
-    at = update(call_table).where(
+def _update_call(names: frozenset[str]) -> Prepared:
+    """The statement that writes these columns of a call. The cache has one entry for each set of columns in the code."""
+    locked = update(call_table).where(
         call_table.c.id == bindparam("at_id"),
         call_table.c.state == bindparam("at_state"),
         call_table.c.epoch == bindparam("at_epoch"),
     )
-    return Prepared(at.values({name: bindparam(name) for name in sorted(names)}))
+    return Prepared(locked.values({name: bindparam(name) for name in sorted(names)}))
 
 
 def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> LockedCall:
@@ -479,11 +494,13 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
 
 
 def _with_taken(payment: Payment, taken_units: int) -> Payment:
-    value = taken_units if payment.state is PaymentState.GONE else payment.value_units
-    return replace(payment, taken_units=taken_units, value_units=value)
+    # As `parse_payment_row`: nothing remains to spend of a gone payment.
+    value_units = taken_units if payment.state is PaymentState.GONE else payment.value_units
+    return replace(payment, taken_units=taken_units, value_units=value_units)
 
 
 def check_count(found: int, expected: int) -> None:
-    """Raises `StorageUnavailable`, which rolls the transaction back, when a change missed its row. -1: the driver counts no rows."""
+    """Raises `StorageUnavailable`, which rolls the transaction back, when an update did not find its row: a defect, because the row is locked. Nothing
+    is checked at -1, where the driver does not count."""
     if found not in (-1, expected):
-        raise StorageUnavailable("another transaction changed a locked row")
+        raise StorageUnavailable("an update did not find its locked row")
