@@ -46,7 +46,7 @@ async def check(
     payer: Address = PAYER,
 ) -> Problem | None:
     """A call that is over at once."""
-    with harness.enter(asked or sample_request(), listing) as active:
+    with harness.open_call(asked or sample_request(), listing) as active:
         return await active.check(payer, PRICE, USDC)
 
 
@@ -58,7 +58,7 @@ def end(
     harness: AccessControl, ending: Ending, *, listing: Listing = LISTING, is_settled_here: bool = False
 ) -> None:
     """A call of the payer that ends so."""
-    entered = harness.enter(sample_request(), listing, is_settled_here=is_settled_here)
+    entered = harness.open_call(sample_request(), listing, is_settled_here=is_settled_here)
     with contextlib.suppress(Refusal, ClientGone), entered as active:
         active.payer = PAYER
         if isinstance(ending, Exception):
@@ -282,7 +282,10 @@ async def test_a_providers_own_rate_holds_for_free_calls_by_address() -> None:
 async def test_a_call_that_runs_counts_until_it_ends() -> None:
     harness = access()
     end(harness, responded("released"))
-    with harness.enter(sample_request(), LISTING) as one, harness.enter(sample_request(), LISTING) as two:
+    with (
+        harness.open_call(sample_request(), LISTING) as one,
+        harness.open_call(sample_request(), LISTING) as two,
+    ):
         assert [await active.check(PAYER, PRICE, USDC) for active in (one, two)] == [None, None]
         assert code_of(await check(harness)) is Code.FAILED_CALL_BUDGET_EXHAUSTED
         assert code_of(await check(harness, payer=OTHER)) is Code.FAILED_CALL_BUDGET_EXHAUSTED  # this address
@@ -292,7 +295,7 @@ async def test_a_call_that_runs_counts_until_it_ends() -> None:
 
 async def test_what_was_refused_runs_not() -> None:
     harness = access(OTHER)
-    refused = [harness.enter(sample_request(), LISTING) for _ in range(3)]
+    refused = [harness.open_call(sample_request(), LISTING) for _ in range(3)]
     for active in refused:
         assert await active.check(OTHER, PRICE, USDC) is not None
     assert await check(harness) is None
@@ -302,7 +305,7 @@ async def test_a_paid_call_lets_one_more_run() -> None:
     harness = access()
     end(harness, responded("released"))
     end(harness, responded("charged"))
-    entered = [harness.enter(sample_request(), LISTING) for _ in range(4)]
+    entered = [harness.open_call(sample_request(), LISTING) for _ in range(4)]
     codes = [code_of(await active.check(PAYER, PRICE, USDC)) for active in entered]
     assert codes == [None, None, None, Code.FAILED_CALL_BUDGET_EXHAUSTED]
 
@@ -323,10 +326,11 @@ async def test_what_was_not_settled_counts_for_its_wallet_at_every_listing(
     for number in range(2):
         listing = replace(LISTING, id=ListingId(f"api_{number}"))
         end(harness, refused("held", code), listing=listing, is_settled_here=is_settled_here)
-    elsewhere = harness.enter(sample_request(client="198.51.100.9"), LISTING, is_settled_here=True)
+    elsewhere = harness.open_call(sample_request(client="198.51.100.9"), LISTING, is_settled_here=True)
     assert (await elsewhere.check(PAYER, PRICE, USDC) is not None) == counts
     assert (
-        await harness.enter(sample_request(), LISTING, is_settled_here=True).check(OTHER, PRICE, USDC) is None
+        await harness.open_call(sample_request(), LISTING, is_settled_here=True).check(OTHER, PRICE, USDC)
+        is None
     )
     assert await check(harness) is None  # its own money has moved before: it costs this gateway nothing
 

@@ -275,7 +275,7 @@ async def test_a_free_call_is_written_and_takes_nothing(gateway: InProcessGatewa
     )
     assert rail.read(request) is None
     assert await rail.find_key_wallets(request, entry, None, None) == ()
-    payment = rail.open(request, route, None, None, gateway.access.enter(request, listing))
+    payment = rail.open(request, route, None, None, gateway.access.open_call(request, listing))
     await payment.check()
     assert await payment.verify() is None
     assert await payment.claim() is None

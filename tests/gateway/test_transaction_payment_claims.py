@@ -143,7 +143,7 @@ class Harness:
         request = replace(sample_request(method, rest, query, **headers), listing_id=ListingId(listing_id))
         binding = None if nonce is None else Binding(valid_until=NOW_MS // 1000, nonce=nonce, body_hash=None)
         proof = Proof(tx_hash=TX, signature=b"", binding=binding, chain_id=None)
-        active = self.gateway.access.enter(request, self.listing)
+        active = self.gateway.access.open_call(request, self.listing)
         payment = self.rail.open(request, self.build_route(request, prices), proof, None, active)
         payment.body = body
         return payment

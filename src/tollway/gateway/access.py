@@ -1,4 +1,7 @@
-"""Access checks of a call, independent of its rail: blocked wallets, the caller's maximum price, recent failures, rate limits."""
+"""Access checks of a call, independent of its rail: blocked wallets, the caller's maximum price, recent failures, rate limits.
+
+`ActiveCall` also counts the outcome of the call, ends its chain look-up, and times its phases.
+"""
 
 import time
 from collections.abc import Callable
@@ -19,7 +22,9 @@ from tollway.registry.listing import Listing, RateLimit
 from tollway.registry.moderation import BlockedWallet
 
 _UNSETTLED = frozenset({Code.PAYMENT_OUTCOME_UNKNOWN, Code.PAYMENT_SETTLEMENT_FAILED})
+"""The settlement cost gas, or may have cost it, and no payment is known."""
 _UNRESOLVED = frozenset({Code.CHAIN_UNAVAILABLE, Code.STORAGE_UNAVAILABLE})
+"""Not the fault of the caller: its look-up counts for a shorter time."""
 
 
 class AccessControl:
@@ -41,7 +46,7 @@ class AccessControl:
         self.find_block = find_block
         self.clock = clock
 
-    def enter(
+    def open_call(
         self,
         request: ProxyRequest,
         listing: Listing,
@@ -49,14 +54,15 @@ class AccessControl:
         is_settled_here: bool = False,
         started_s: float | None = None,
     ) -> "ActiveCall":
-        """Opens a call; the returned context ends it. `is_settled_here`: this gateway pays for the settlement. `started_s`: by
-        `clock`; without it the call begins now."""
+        """Makes the context of a call, whose exit ends it. Checks and counts nothing yet. `is_settled_here`: this gateway pays for the settlement.
+        `started_s`: by `clock`; without it the call begins now."""
         started_s = self.clock() if started_s is None else started_s
         return ActiveCall(self, request, listing, is_settled_here=is_settled_here, started_s=started_s)
 
     async def check_free(self, request: ProxyRequest, listing: Listing) -> Problem | None:
-        """Checks the rate limits of a free call: of the listing, of the address at this listing, and of the address over all listings.
-        None where the call is allowed. A refused call counts against none of them."""
+        """Checks the rate limits of a free call, all by client address: the one that the provider sets for its listing, that of the gateway for calls to
+        one listing, and that for calls to all listings. None where the call is allowed. A refused call counts against none of them; a call that is
+        cancelled during the check counts against those it has passed, until it leaves their windows."""
         call_limits, rate = self.call_limits, listing.rate_limit
         if rate is not None:
             wait_s = await call_limits.charge_free_listing(rate, listing.id, request.client_address)
@@ -65,30 +71,33 @@ class AccessControl:
         wait_s = await call_limits.charge_free_call(request.client_address, listing.id)
         if wait_s is not None:
             call_limits.give_back_free_listing(rate, listing.id, request.client_address)
-            most = self.limits.free_calls_per_minute
-            return _explain_too_many_free("free-calls", most, wait_s, where="of one API")
+            calls_max = self.limits.free_calls_per_minute
+            return _explain_too_many_free("free-calls", calls_max, wait_s, where="of one API")
         wait_s = await call_limits.charge_free_address(request.client_address)
         if wait_s is not None:
             call_limits.give_back_free_listing(rate, listing.id, request.client_address)
             call_limits.give_back_free_call(request.client_address, listing.id)
-            most = call_limits.free_calls_of_address_max
-            return _explain_too_many_free("free-calls-address", most, wait_s, where="of all APIs together")
+            calls_max = call_limits.free_calls_of_address_max
+            return _explain_too_many_free(
+                "free-calls-address", calls_max, wait_s, where="of all APIs together"
+            )
         return None
 
 
 class ActiveCall(PhaseTimer):
-    """One call, from the check of its payer to its outcome. A context; its exit counts the outcome. It times the phases of the call.
+    """One call, from the check of its payer to its outcome. A context: its exit ends the call, and counts the outcome of a call that was refused or whose
+    client has left. `count_response` counts that of every other call.
 
     `payer`: the wallet for which the outcome counts; None until the payer is verified.
     """
 
     __slots__ = (
         "_access",
+        "_budget_keys",
         "_is_settled_here",
         "_listing",
         "_lookup",
         "_request",
-        "_running",
         "payer",
     )
 
@@ -107,42 +116,44 @@ class ActiveCall(PhaseTimer):
         self._request = request
         self._listing = listing
         self._is_settled_here = is_settled_here
-        self._running: tuple[str, ...] = ()
+        self._budget_keys: tuple[str, ...] = ()
         self._lookup: AuthorizationLookup | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
+            # A refusal before the claim is no `CallRefused`, or has no payment state in its headers: it counts nothing.
             if isinstance(exc, CallRefused):
                 self._count(_find_state(exc.headers), exc.problem.code)
             elif isinstance(exc, ClientGone):
                 self._count_gone(exc.payment_state)
         finally:
-            running, self._running = self._running, ()
-            self._access.failures.leave(running)
-            self._end_lookup(kind, exc, trace)
+            keys, self._budget_keys = self._budget_keys, ()
+            self._access.failures.leave(keys)
+            self._end_lookup(kind, exc, traceback)
 
     def _count_gone(self, payment_state: str) -> None:
         if payment_state == "charged" and self._lookup is not None:
             self._lookup.give_back()
-        if payment_state != "none" and self.payer is not None:  # without a claim there is no outcome to count
+        # In the state "none" no price was taken. In "charged" a charged call ran again without a response: the provider worked twice for one price.
+        if payment_state != "none" and self.payer is not None:
             self._access.failures.record_failed(self._build_failure_keys(self.payer))
 
     def _end_lookup(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._lookup is None:
             return
         if isinstance(exc, TollwayError) and exc.problem.code in _UNRESOLVED:
             self._lookup.leave_unresolved()
-        self._lookup.__exit__(kind, exc, trace)
+        self._lookup.__exit__(kind, exc, traceback)
 
     def hold_lookup(self, lookup: AuthorizationLookup) -> AuthorizationLookup:
-        """Ends the look-up with the call. The look-up counts, unless this call is charged; a stored response was charged earlier."""
+        """Ends the look-up with the call. The look-up counts unless this call is charged. That of a stored response counts: the charge was another call's."""
         self._lookup = lookup.__enter__()
         return lookup
 
@@ -152,8 +163,8 @@ class ActiveCall(PhaseTimer):
         return response
 
     async def check(self, payer: Address, price: Price, asset: Asset) -> Problem | None:
-        """Checks whether this wallet may make this call now at that price: None, or the problem. An allowed call is in flight until the
-        context exits, and counts against the rate of the listing."""
+        """Checks whether this wallet may make this call now at that price: None, or the problem. An allowed call counts against the rate of the listing.
+        A call within the failure budget is in flight until the context exits, also when that rate refuses it."""
         self.payer = payer
         block = self._access.find_block(payer)
         if block is not None:
@@ -165,24 +176,28 @@ class ActiveCall(PhaseTimer):
         wait_s = await self._access.failures.enter(keys)
         if wait_s is not None:
             return self._explain_exhausted(wait_s)
-        self._running = keys
+        # `enter` does not suspend after it has counted the call, so a cancellation cannot come between the two.
+        self._budget_keys = keys
         return await self._charge_rate(payer)
 
     def _count(self, state: str | None, code: Code | None) -> None:
-        """Counts the outcome of a call. Calls that ended released or unknown count against the failure budget: the provider worked
-        without pay. A failed settlement also costs this gateway, so it counts for the wallet over all listings."""
+        """Counts the outcome of a claimed call. `state`: None without a claim. A call that ended released or held counts against the failure budget: the
+        provider worked without pay. A settlement of this gateway that failed or is undecided can have cost gas, so it also counts for the wallet over all listings."""
         if state == "charged" and self._lookup is not None:
             self._lookup.give_back()
         if self.payer is None:
             return
         failures = self._access.failures
-        counted, anywhere = self._build_failure_keys(self.payer), self._build_settlement_keys(self.payer)
+        failure_keys, settlement_keys = (
+            self._build_failure_keys(self.payer),
+            self._build_settlement_keys(self.payer),
+        )
         if state == "charged":
-            failures.record_paid((*counted, *anywhere))
+            failures.record_paid((*failure_keys, *settlement_keys))
         elif state in ("released", "held"):
-            failures.record_failed(counted)
+            failures.record_failed(failure_keys)
             if code in _UNSETTLED:
-                failures.record_failed(anywhere)
+                failures.record_failed(settlement_keys)
 
     def _build_failure_keys(self, payer: Address) -> tuple[str, ...]:
         return build_failure_keys(payer, self._request.client_address, self._listing.id)
@@ -205,18 +220,16 @@ class ActiveCall(PhaseTimer):
 
     async def _charge_rate(self, payer: Address) -> Problem | None:
         rate = self._listing.rate_limit
-        wait_s = (
-            None
-            if rate is None
-            else await self._access.call_limits.charge_listing(rate, self._listing.id, payer)
-        )
-        if rate is None or wait_s is None:
+        if rate is None:
+            return None
+        wait_s = await self._access.call_limits.charge_listing(rate, self._listing.id, payer)
+        if wait_s is None:
             return None
         return _explain_too_often(rate, wait_s, payment_state="released")
 
 
 def _find_state(headers: Headers) -> str | None:
-    """The payment state in the headers of a response. None for a stored response: another run was counted for it."""
+    """The payment state in the headers of a refusal. None without a claim, and for a stored response: its call was counted when it ended."""
     state = None
     for name, value in headers:
         if name == b"idempotency-replayed":
@@ -226,13 +239,13 @@ def _find_state(headers: Headers) -> str | None:
     return state
 
 
-def _explain_too_many_free(policy: str, most: int, wait_s: int, *, where: str) -> Problem:
+def _explain_too_many_free(policy: str, calls_max: int, wait_s: int, *, where: str) -> Problem:
     return Problem(
         code=Code.RATE_LIMITED,
-        detail=f"A client address makes at most {most} free calls {where} per minute. Send the request again after Retry-After.",
+        detail=f"A client address makes at most {calls_max} free calls {where} per minute. Send the request again after Retry-After.",
         retry_after_s=wait_s,
         payment_state="none",
-        members=describe_rate(policy, limit=most, window_s=60),
+        members=describe_rate(policy, limit=calls_max, window_s=60),
     )
 
 

@@ -150,7 +150,7 @@ class CallPipeline:
         # Size of the body, form of the idempotency key, required parameters.
         self._check_request(request, route)
         # The exit of this context counts every outcome, refusals included.
-        with self._access.enter(
+        with self._access.open_call(
             request, route.listing, is_settled_here=rail.is_settled_here, started_s=started_s
         ) as active:
             payment = rail.open(request, route, proof, repeat, active)

@@ -85,7 +85,7 @@ class TrialCalls:
         Raises Refusal as a paid call does, and the failures of the upstream."""
         route = await self._find_route(request, entry)
         listing = route.listing
-        active = self._access.enter(request, listing)
+        active = self._access.open_call(request, listing)
         key = find_idempotency_key(request)
         payment = TrialPayment(self._ledger, request, route, None, active, key=key)
         payment.clock, payment.payer = self._clock, listing.provider
