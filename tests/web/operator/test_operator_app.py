@@ -13,6 +13,7 @@ from tests.kit.admin_pages import (
     ALICE,
     API,
     HOST,
+    ORIGIN,
     PAGES,
     PAGES_BESIDE,
     SAME_ORIGIN,
@@ -229,6 +230,14 @@ async def test_storage_that_is_away_is_a_page_that_says_when_to_try_again() -> N
     assert answer.headers["retry-after"].isdigit()
     assert 'href="/enter?a=b">Try again</a>' in answer.text
     assert 'href="https://gw.example.com/problems/storage-unavailable"' in answer.text
+
+
+async def test_try_again_leads_to_no_other_host() -> None:
+    """A link with two slashes has a host, and storage fails before a route is found."""
+    answer = await ask_failing_page(StorageUnavailable("gone"), path=f"{ORIGIN}//evil.example/a")
+    assert answer.status_code == 503
+    assert "evil.example" not in answer.text
+    assert "Try again" not in answer.text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Problems as pages: the same status and headers as the JSON problem, in the frame of the pages, where a person reads them.
+"""Problems as pages: the status of the JSON problem, its headers beside those that a page has of its own, and HTML for a person.
 
-On the paths of pages every problem is a page for a client that accepts HTML. Elsewhere, gateway calls included, only 402, 404 and 410 are, and only for a browser that
-navigates (`is_navigation`); every other request gets the JSON bytes. Responses that an API has sent never come here.
+For GET, HEAD and POST on the paths of pages, every problem is a page for a client that accepts HTML. Elsewhere, gateway calls included, only those with status 402, 404
+or 410 are, for a browser that navigates (`is_navigation`); every other request gets the JSON bytes. A response of an API is no problem, and never a page.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ from tollway.web.pages.kept_call import KeptCall
 from tollway.web.pages.renderer import HTML, PageRenderer
 
 SHOWN_STATUSES = frozenset({402, 404, 410})
-"""The statuses that a browser which navigates gets as a page outside of the pages."""
-NAME_LENGTH_MAX = 120
-VARY = b"Accept, Sec-Fetch-Dest, Sec-Fetch-Mode"
+"""Statuses that a navigating browser gets as a page on every other path."""
+NAME_LENGTH_MAX = 120  # of an API, on the page of a 402
+VARY = b"Accept, Sec-Fetch-Dest, Sec-Fetch-Mode"  # the request headers that choose between page and JSON
 
 Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotedApi:
-    """The API of a 402: its price for this request, and the call that the page of the API keeps; None for one that no form can send."""
+    """The API of a 402, and its price for this request. `call`: the request that the link carries into the form of the API; None: no form can send it."""
 
     id: str
     name: str
@@ -43,7 +43,7 @@ class QuotedApi:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemView:
-    """What the page of a problem shows. `again`: the path to try again, where that can help; `name`: of its page under `/problems/`."""
+    """What the page of a problem shows. `name`: of its documentation, `/problems/{name}`. `again`: the target of the link "Try again"; None without one."""
 
     status: int
     title: str
@@ -59,7 +59,7 @@ class ProblemView:
 
 
 class ProblemPages:
-    """Renders problems in the frame of the pages, from memory: also while storage is away."""
+    """Renders problems as pages. It reads no storage, so it also renders the problem that storage is unavailable."""
 
     def __init__(self, renderer: PageRenderer) -> None:
         self._renderer = renderer
@@ -74,7 +74,7 @@ class ProblemPages:
         request_id: str | None = None,
         quoted: QuotedApi | None = None,
     ) -> tuple[Headers, bytes] | None:
-        """The headers and the body in place of those of the JSON problem; None where this request gets the JSON. `request_id`: None for the one of the middleware."""
+        """The headers and body of the page; None where this request gets the JSON problem, which has `headers`. `request_id` None: that of the middleware."""
         if not is_shown_as_page(scope, status):
             return None
         body = self._renderer.render(
@@ -92,20 +92,20 @@ class ProblemPages:
             (name, value)
             for name, value in headers
             if name not in (b"content-type", b"content-length", b"cache-control", b"vary")
-            and not name.startswith(b"access-control-")
+            and not name.startswith(b"access-control-")  # no other origin reads a page
         ]
-        own = {
+        page_headers = {
             **self._renderer.headers(),
             "Content-Type": HTML,
             "Content-Length": str(len(body)),
             "Cache-Control": "no-store",
         }
-        names = {name.lower().encode() for name in own}
+        names = {name.lower().encode() for name in page_headers}
         kept = [(name, value) for name, value in kept if name not in names]
         scope.setdefault("state", {})[IS_PAGE] = True
         return [
             *kept,
-            *((name.lower().encode(), value.encode("latin-1")) for name, value in own.items()),
+            *((name.lower().encode(), value.encode("latin-1")) for name, value in page_headers.items()),
             (b"vary", VARY),
         ], body
 
@@ -120,9 +120,11 @@ def is_shown_as_page(scope: Scope, status: int) -> bool:
 def view_problem(
     problem: Problem, scope: Scope, *, status: int, request_id: str, quoted: QuotedApi | None = None
 ) -> ProblemView:
+    """The view of a problem. A link can repeat GET and HEAD only, and a path that begins with two slashes would lead it to another host."""
     kind = PROBLEM_KINDS[problem.code]
     query = scope.get("query_string", b"").decode("latin-1")
-    path = instance_of(scope) + (f"?{query}" if query else "")
+    path = instance_of(scope)
+    may_link = scope["method"] in ("GET", "HEAD") and not path.startswith("//")
     return ProblemView(
         status=status,
         title=kind.title,
@@ -133,6 +135,6 @@ def view_problem(
         request_id=request_id,
         call_id=problem.call_id,
         retry_after_s=retry_delay_of(problem),
-        again=path if is_retryable(problem) and scope["method"] in ("GET", "HEAD") else None,
+        again=(f"{path}?{query}" if query else path) if may_link and is_retryable(problem) else None,
         quoted=quoted,
     )
