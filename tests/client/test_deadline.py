@@ -18,7 +18,7 @@ from tollway.cli.inputs import read_nodes
 from tollway.client import AsyncTollwayClient, GatewayUnreachable, TollwayClient
 from tollway.client.call_io import NodeOutcome, NodeUnavailable
 from tollway.client.client import PayingClient
-from tollway.client.deadline import fetch_bounded, open_transport, within
+from tollway.client.deadline import fetch_bounded, open_transport, remaining_s, within
 from tollway.client.errors import NodeUnreachable
 from tollway.client.exchange import Exchange, run_blocking
 from tollway.ids import ChainId
@@ -116,6 +116,27 @@ def test_a_stream_has_its_head_by_the_deadline_and_its_body_at_the_readers_pace(
         client.stream("api_1"),
     ):
         pass
+
+
+class SlowResume(TollwayClient):
+    """Notes the deadline that holds while the payments of an earlier process are sent."""
+
+    rest_s: float | None = None
+
+    async def _resume(self) -> None:
+        self.rest_s = remaining_s()
+
+
+def test_the_payments_of_an_earlier_process_are_sent_within_the_deadline(tmp_path) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200))
+    with SlowResume("http://127.0.0.1", store_path=tmp_path / "p", transport=transport) as client:
+        client.call("api_1")
+        assert client.rest_s is not None
+    with (
+        SlowResume("http://127.0.0.1", store_path=tmp_path / "q", transport=transport) as client,
+        client.stream("api_1"),
+    ):
+        assert client.rest_s is not None
 
 
 @each_drip

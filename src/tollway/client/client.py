@@ -1,5 +1,6 @@
-"""The synchronous and the asynchronous client. Every operation is one coroutine over `Http` (`client/exchange.py`): the asynchronous client awaits it, and
-the synchronous one runs it over an `Http` that never suspends. The other modules of this package make every decision.
+"""The synchronous and the asynchronous client. An operation that needs the gateway is one coroutine over `Http` (`client/exchange.py`): the asynchronous
+client awaits it, and the synchronous one runs it over an `Http` that never suspends. What a call sends, signs and pays is decided in the other modules of
+this package.
 """
 
 import contextlib
@@ -84,7 +85,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentAmount:
-    """An amount that was spent in one currency, in 10^-18."""
+    """An amount in one currency, in 10^-18."""
 
     symbol: str
     atto: int
@@ -96,7 +97,7 @@ class SpentAmount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """The amounts spent, one for each currency: by this wallet in total, and signed by this client."""
+    """The amounts that count against the budgets, one for each currency: `total` of this wallet in its store, `session` signed by this client."""
 
     total: tuple[SpentAmount, ...]
     session: tuple[SpentAmount, ...]
@@ -104,7 +105,7 @@ class Spending:
 
 @named_options
 class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
-    """The options of both clients, and their operations that need no network."""
+    """The options of both clients, their operations that only use the store, and those whose result is a stream."""
 
     def __init__(
         self,
@@ -131,20 +132,20 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         now_ms: Callable[[], int] = read_clock,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """`wallet`: pays and signs; without one only free calls work. `rpc_urls`: a node per chain id; the client pays on these chains only.
+        """`wallet`: pays and signs; without one only free calls work. `rpc_urls`: a node per chain id; the client pays by transaction on these chains only.
         `chains`: further chains, where it pays by authorisations only, without a node. `rail`: `"tx"`, `"x402"` or `"auto"`, see `client/flow.py`.
 
-        `max_price`: the maximum price of a call: `"0.05 USDC"`, a mapping by currency, or `"0.05"` of any currency (default: one dollar,
-        dollars only). `max_fee`: the maximum network fee of one payment, in the native currency, same format, see `client/fee_limit.py`.
+        `max_price`: the maximum price of a call: `"0.05 USDC"`, a mapping by currency, or `"0.05"` of any currency (default: 1 of each dollar token of
+        the presets, and nothing in other currencies). `max_fee`: the maximum network fee of one payment, in the native currency, same format, see `client/fee_limit.py`.
         `budget`: the maximum sum of all payments in this store, same format; `session_budget`: the maximum sum that this client signs.
         `store_path`: the file of payments, shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `before_signing`: called
         with each payment within these limits before it is signed; an exception stops it. `on_progress`: called with the progress of each signed payment. The
         asynchronous client calls both in a thread.
 
-        `public_url`: the public URL of the gateway, where it is reached by another URL. `patience`: how long a call waits for its payment.
-        `timeout`: as httpx has it, of one request to the gateway. `deadline_s`: the maximum duration of a call in seconds; of `stream`, until its
+        `public_url`: the public URL of the gateway, needed if `gateway_url` is another one. `patience`: how long a call waits for the confirmation of its
+        payment. `timeout`: of one request to the gateway, in a form that httpx accepts. `deadline_s`: the maximum duration of a call in seconds; of `stream`, until its
         head. `allow_http`: allows URLs without TLS that are not on loopback. `assets`: tokens besides the presets, whose symbol and decimals
-        are then not read from a node. `transport`: of httpx. `now_ms` and `entropy`: clock and randomness, for tests.
+        are then not read from a node. `transport`: an httpx transport to the gateway. `now_ms` and `entropy`: clock and randomness, for tests.
 
         Raises ValueError for an invalid option.
         """
@@ -187,8 +188,9 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         return () if wallet is None else self._driver.store.list_authorizations(wallet.address)
 
     def abandon(self, transaction: str) -> bool:
-        """Abandons an unresolved payment, by its hash, so that its payee can be paid again; or an open authorisation, by its nonce,
-        so that its request can. If it is mined later, it has bought nothing. False where there is no such payment."""
+        """Abandons an unresolved payment, so that its payee can be paid again; or an open authorisation, so that its request can be paid again.
+        `transaction`: the hash of the payment, or the nonce of the authorisation. The money is lost if it moves later. False where the store has no such
+        payment. Raises ValueError for a text of another form."""
         transaction_hash = TxHash.parse(transaction)
         return self._driver.store.abandon(transaction_hash) or self._driver.store.abandon_authorization(
             bytes(transaction_hash)
@@ -196,7 +198,7 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
 
     @property
     def address(self) -> Address | None:
-        """The address of the wallet that pays."""
+        """None without a wallet."""
         return None if self._driver.wallet is None else self._driver.wallet.address
 
     @property
@@ -240,8 +242,8 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         prepay: int = 1,
         idempotency_key: str | None = None,
     ) -> str | None:
-        """The idempotency key for this call: the same key for the same call until `drop_key`, also after a crash. None without a wallet, which pays
-        nothing. The options, such as `max_price`, are those of `call`."""
+        """The idempotency key for this call: the same key for the same call until `drop_key`, also after a crash. None without a wallet: such a client
+        pays nothing. Sends nothing. The options, such as `max_price`, are those of `call`, without `idempotency_key`: give `call` the returned key."""
         plan = self._driver.plan_call(
             api_id,
             path,
@@ -282,8 +284,8 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         prepay: int = 1,
         idempotency_key: str | None = None,
     ) -> None:
-        """Drops the key of a call whose response was delivered: the same request is then another call. The options, such as `max_price`, are those
-        of `call`."""
+        """Drops the key of a call whose response was delivered: the same request is then another call. `key`: the one that `keep_key` returned. The options,
+        such as `max_price`, are those of `call`, without `idempotency_key`."""
         plan = self._driver.plan_call(
             api_id,
             path,
@@ -324,8 +326,9 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         prepay: int = 1,
         idempotency_key: str | None = None,
     ) -> OpenCall:
-        """As `call`, with a streamed response, in a `with` block (`async with` for asyncio): `iter_bytes`, `iter_lines` and the other iterators of httpx read its body. The options,
-        such as `max_price`, are those of `call`."""
+        """As `call`, with a streamed response, in a `with` block: `iter_bytes`, `iter_lines` and the other iterators of httpx read its body, of any size. In
+        asyncio `async with`, and `aiter_bytes`. The options, such as `max_price`, are those of `call`. Reading raises the exceptions of httpx, and
+        `ResponseUnreadable` for a body that does not match its content coding."""
         plan = self._driver.plan_call(
             api_id,
             path,
@@ -358,7 +361,8 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         """The calls of this wallet as a CSV file, newest first, in parts of any size: `docs/accounting.md` has the columns.
 
         `role`: `payer` (the default), or `provider` for calls to listings of this wallet. `since` and `until` are moments with a time zone. `wallet`: the address of
-        a wallet that has named this one as its viewer. Raises `GatewayUnreachable` when the transfer breaks off: the text until then is incomplete.
+        a wallet that has named this one as its viewer. Nothing is sent before the first part is read. Reading raises the exceptions of a control request, and
+        `GatewayUnreachable` when the transfer breaks off: the text until then is incomplete.
         """
         query = {
             "apiId": api_id,
@@ -414,14 +418,15 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
 
     async def _open_response(self, exchange: Exchange) -> CallResponse:
         """Makes the call, up to the head of its response, or to its end where the gateway refuses."""
-        if not self._is_resumed:
-            self._is_resumed = True
-            await self._resume()
-        try:
-            with within(self._driver.deadline_s):
+        with within(self._driver.deadline_s):  # the deadline of a stream, whose body has none
+            if not self._is_resumed:
+                # Another thread may begin a call before the end of the resumption: the store gives it no second payment to the same payee and no used nonce.
+                self._is_resumed = True
+                await self._resume()
+            try:
                 paid = await perform(self._driver.begin_call(exchange, exchange.plan))
-        finally:
-            self._driver.end_call(exchange.plan)
+            finally:
+                self._driver.end_call(exchange.plan)
         assert exchange.response is not None
         return wrap_response(exchange.response, paid, exchange.content)
 
@@ -437,7 +442,8 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         try:
             yield
         except BaseException:
-            self._is_resumed = False  # a stored payment may not have been sent
+            # A stored payment may not have been sent. After an exception of the caller's own block the resumption finds nothing to send.
+            self._is_resumed = False
             raise
 
 
@@ -450,8 +456,8 @@ class AsyncTollwayClient(
     PayingClient[httpx.AsyncBaseTransport, AbstractAsyncContextManager[CallResponse], AsyncIterator[bytes]],
     ControlMethods,
 ):
-    """`TollwayClient` for asyncio. Safe to use from many tasks. Close it, or use it in an `async with`. It has the methods of `TollwayClient`;
-    those that need the gateway are awaited."""
+    """`TollwayClient` for asyncio. Safe to use from many tasks. Close it, or use it in an `async with`. It has the methods of `TollwayClient`: those that
+    need the gateway are awaited, `stream` is an `async with`, and an export is read by `async for`."""
 
     def _open(self, transport: httpx.AsyncBaseTransport | None) -> Http:
         # trust_env False: a netrc entry would add an Authorization header to every call.
@@ -475,8 +481,8 @@ class AsyncTollwayClient(
         await self._client.aclose()
 
     async def resume(self) -> None:
-        """Broadcasts payments that an earlier process stored and perhaps never sent. The first call does it
-        automatically. It waits for no confirmation and signs nothing."""
+        """Broadcasts payments that an earlier process stored and perhaps never sent. The first call does it, and the next one after a failed call. Waits for
+        no confirmation and signs nothing."""
         await self._resume()
 
     async def call(
@@ -498,18 +504,19 @@ class AsyncTollwayClient(
         prepay: int = 1,
         idempotency_key: str | None = None,
     ) -> CallResponse:
-        """Calls a listing, and pays where that is required. Reads the whole response, of any status.
+        """Calls a listing, and pays where that is required. Reads the whole response, of any status, up to 64 MiB. A refusal of the gateway is a response,
+        too: with a `problem`.
 
         `path`: under the listing, with or without a query; `params` are added to it. `method`: GET, or POST with a body. `params`, `headers`, `content`,
-        `data`, `files`, `json` and `timeout` are those of httpx; an iterator is read into memory, because a call is sent again after a 402 (at most
-        64 MiB). A file is sent under a boundary that follows from the body, so two runs of a call are the same request.
+        `data`, `files`, `json` and `timeout` are those of httpx. A body is read into memory (at most 64 MiB), because a call is sent again after a
+        402. The multipart boundary is derived from the body, so two runs of a call are the same request.
 
         `max_price`, `max_fee`, `rail`: for this call, instead of the client's. `prepay`: the number of calls that a new payment covers.
         `idempotency_key`: a repeat of the same call gets the stored response and is paid once, and the client may repeat it after a broken
         connection.
 
-        Raises a `CallerFailure` (`client/errors.py`) where the call cannot be paid or its outcome is unknown, ValueError for a call that cannot be sent,
-        TypeError for a value of a wrong type.
+        Raises a `CallerFailure` (`client/errors.py`): `GatewayUnreachable` without a whole response, others where the call cannot be paid or its outcome is
+        unknown. Raises ValueError for a call that cannot be sent, TypeError for a value of a wrong type.
         """
         plan = self._driver.plan_call(
             api_id,
@@ -546,8 +553,8 @@ class AsyncTollwayClient(
 def _blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate["TollwayClient", P], T]:
-    """The method of the synchronous client for one of the asynchronous client. Frameworks that unwrap a function to see whether it is a coroutine
-    function see this one, so it names its signature and no wrapped method."""
+    """The synchronous method that runs a method of the asynchronous client. It has no `__wrapped__`: a framework that unwraps a function would take it for a
+    coroutine function. So it has a `__signature__` of its own."""
 
     @functools.wraps(method)
     def run(client: "TollwayClient", /, *args: P.args, **options: P.kwargs) -> T:
@@ -560,10 +567,11 @@ def _blocking(
 
 
 class TollwayClient(PayingClient[httpx.BaseTransport, AbstractContextManager[CallResponse], Iterator[bytes]]):
-    """The synchronous client. Safe to use from many threads. Close it, or use it in a `with`.
+    """The synchronous client. Safe to use from many threads: they share the connections of httpx and the store, which decides on each payment in one
+    transaction. Close it, or use it in a `with`.
 
-    Every method that needs the gateway raises `GatewayRefused` and `GatewayUnreachable`; one that must be signed raises `CannotPay` without a
-    wallet."""
+    Every method that needs the gateway can raise a `CallerFailure` (`client/errors.py`), such as `GatewayUnreachable`; those besides `call` and `stream` raise
+    `GatewayRefused` for a refusal. A method whose request must be signed raises `CannotPay` without a wallet."""
 
     call = _blocking(AsyncTollwayClient.call)
     resume = _blocking(AsyncTollwayClient.resume)
