@@ -469,7 +469,7 @@ RAIL_MODULES = frozenset({"tollway.gateway.transaction_payment", "tollway.gatewa
 SEAM = {
     "pipeline": {"tollway.payments.pricing"},
     "proxy": {"tollway.payments.settlement"},
-    "access": {"tollway.payments.authorization_onchain"},
+    "access": {"tollway.payments.lookup_quota"},
     "idempotency": {
         "tollway.payments.authorization_check",
         "tollway.payments.eip3009",

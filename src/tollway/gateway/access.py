@@ -17,7 +17,7 @@ from tollway.gateway.problems import check_price_max, explain_block
 from tollway.ids import Address
 from tollway.limits import Limits
 from tollway.money import Asset, Price
-from tollway.payments.authorization_onchain import AuthorizationLookup
+from tollway.payments.lookup_quota import AuthorizationLookup
 from tollway.registry.listing import Listing, RateLimit
 from tollway.registry.moderation import BlockedWallet
 

@@ -4,7 +4,7 @@ from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
 
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
-from tollway.payments.authorization_onchain import UnresolvedQuota, quota_keys
+from tollway.payments.lookup_quota import UnresolvedQuota, quota_keys
 from tollway.rate_limits.limiter import RateLimiter, client_bucket
 from tollway.registry.listing import RateLimit
 
@@ -47,7 +47,7 @@ class CallRateLimits:
 
     def count_unresolved(self, *, client_address: str, signer: str) -> None:
         self.give_back(client_address=client_address, signer=signer)
-        self._unresolved.note(quota_keys(client_address, signer))
+        self._unresolved.count(quota_keys(client_address, signer))
 
     async def charge_free_call(self, client_address: str, listing_id: ListingId) -> int | None:
         return await self.rate_limiter.hit(self._free, client_bucket(client_address), listing_id)

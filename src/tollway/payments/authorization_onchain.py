@@ -1,22 +1,12 @@
-"""Authorisations on their chain: the simulation of a transfer, the use of a nonce, a contract wallet's signature, a
-facilitator's check, and the quota of such look-ups.
+"""Authorisations on their chain: the simulation of a transfer, the use of a nonce, a contract wallet's signature, and a facilitator's check.
 
-The module only reads: it changes no ledger. A wallet with code and the facilitator are called last, for an authorisation that the
-token would accept; the facilitator's response decides only whether the call may be forwarded.
-
-Every look-up counts per client address and per signer, unless its call was charged. A look-up of a running call counts only
-up to the number of recent look-ups of the same address or signer that found no payment, so a payer can have any number of
-calls at once. No money depends on this quota.
+The module changes nothing. A wallet with code and the facilitator are called after the simulation: for an authorisation that the token would accept, and a
+wallet also to explain why the token refuses. The facilitator's response decides only whether the call may be forwarded.
 """
 
 import contextlib
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
-
-from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
 
 from tollway.chain.multicall import parse_returns
 from tollway.chain.port import (
@@ -28,7 +18,7 @@ from tollway.chain.port import (
     SettlementChain,
 )
 from tollway.chain.tokens import encode_is_valid_signature, has_ended, has_settled, is_signature_valid
-from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable, describe_rate
+from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.ids import ZERO_ADDRESS, Address, TxHash
 from tollway.ledger.records import Authorization, SettledTransfer
 from tollway.limits import Limits
@@ -46,23 +36,25 @@ from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.receipts import is_deep
 from tollway.payments.transactions import encode_settlement
 from tollway.payments.wire import AuthorizationReason, explain_authorization
-from tollway.rate_limits.limiter import RateLimiter, client_bucket
-from tollway.rate_limits.windows import LocalWindows
 
 BACK_BLOCKS = 64
-"""How far the search goes back: one node named the first block, and the node that lists uses can be behind it or on a fork."""
+"""How far the search goes back before the given block: one node named that block, and the node that lists uses may be behind it or on a fork."""
+
+_KEY_SIGNATURE_BYTES = 65
+_DEPLOYING_CALLS = 2
+"""The factory, then the transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferFound:
-    """The authorisation moved its money in this transfer."""
+    """This transfer is that of the authorisation."""
 
     transfer: SettledTransfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """The authorisation was cancelled, or another transfer used its nonce: it can never pay."""
+    """The nonce of the authorisation was cancelled, or another transfer used it: the authorisation can never pay."""
 
     tx_hash: TxHash
 
@@ -85,7 +77,7 @@ class SimulatedTransfer:
 
     @property
     def code_hash(self) -> bytes | None:
-        """What the gas of a payer with code counts under (`GasBudget.is_wallet_served`); None: a plain wallet."""
+        """The key under which the gas budget counts the gas of a payer with code (`GasBudget.is_wallet_served`); None: a plain wallet."""
         return self.facts.code_hash if self.deployment is None else self.deployment.code_hash
 
 
@@ -130,10 +122,7 @@ async def simulate_transfer(
     simulated = await simulate(deployment)
     if simulated.facts.code_size > 0:
         return await simulate(None)
-    return simulated if _has_made_calls(simulated.facts.simulation) else without_pass(simulated)
-
-
-_DEPLOYING_CALLS = 2
+    return simulated if _has_made_calls(simulated.facts.simulation) else as_reverted(simulated)
 
 
 def _has_made_calls(simulation: ContractResult) -> bool:
@@ -146,7 +135,8 @@ def _has_made_calls(simulation: ContractResult) -> bool:
     return len(returns) == _DEPLOYING_CALLS and all(one.succeeded for one in returns)
 
 
-def without_pass(simulated: SimulatedTransfer) -> SimulatedTransfer:
+def as_reverted(simulated: SimulatedTransfer) -> SimulatedTransfer:
+    """The simulation of a transfer that must not be sent."""
     reverted = ContractResult(reverted=True, payload=b"")
     return replace(simulated, facts=replace(simulated.facts, simulation=reverted, gas_estimate=None))
 
@@ -169,7 +159,7 @@ async def find_use(
     transfer = find_transfer(facts, authorization, quorum=quorum)
     if transfer is not None:
         return TransferFound(transfer=transfer)
-    # A receipt without this nonce proves nothing: the node's two responses contradict each other.
+    # A receipt without this nonce proves nothing: it contradicts the response that named its transaction.
     is_ended = facts.succeeded and has_ended(
         facts.logs, token=authorization.token, payer=authorization.payer, nonce=authorization.nonce
     )
@@ -213,9 +203,6 @@ def find_transfer(
     )
 
 
-_KEY_SIGNATURE_BYTES = 65
-
-
 async def find_precheck_refusal(
     authorization: Authorization,
     requirement: PaymentRequirement,
@@ -252,8 +239,8 @@ async def explain_failed_simulation(
     chains: ChainReader,
     limits: Limits,
 ) -> str | None:
-    """Why a simulation fails for a wallet with code: its own code refuses the signature. None for every other cause, also where no node
-    returns the wallet's result: the transfer is refused already."""
+    """Why a simulation fails for a wallet with code: its own code refuses the signature. None for every other cause, and where no node returns the wallet's
+    result: the transfer is refused all the same."""
     if facts.code_size == 0:
         return None
     with contextlib.suppress(ChainUnavailable):
@@ -265,8 +252,8 @@ async def explain_failed_simulation(
 def _needs_wallet_check(
     authorization: Authorization, facts: AuthorizationFacts, signer: Address | None, limits: Limits
 ) -> bool:
-    """A delegated account (EIP-7702) has code and a key. Where the key signed, and the whole transfer needs no more gas
-    than a wallet may use for its check, the wallet's own check decides nothing."""
+    """Whether the code of the wallet must confirm the signature within the limits. Not for a delegated account (EIP-7702) whose key signed, where the whole
+    transfer needs no more gas than a wallet may use for its check: the simulation has made the same check within that gas."""
     if facts.code_size == 0:
         return False
     is_cheap = facts.gas_estimate is not None and facts.gas_estimate <= limits.erc1271_gas
@@ -276,8 +263,8 @@ def _needs_wallet_check(
 async def _is_signed_by_wallet(
     chains: ChainReader, authorization: Authorization, asset: Asset, limits: Limits
 ) -> bool:
-    """Calls ERC-1271 `isValidSignature` within limits. The token makes the same call in the simulation, but with all the gas of a
-    transfer; the gateway pays no transaction of a wallet that needs more gas than the limit."""
+    """Calls ERC-1271 `isValidSignature` of a deployed wallet within `erc1271_gas`. The token makes the same call in the simulation, but with all the gas of a
+    transfer; the gateway pays no transaction of a wallet that needs more."""
     result = await chains.call_contract(
         authorization.chain_id,
         to=authorization.payer,
@@ -285,11 +272,11 @@ async def _is_signed_by_wallet(
             digest=_digest(authorization, asset), signature=_wallet_signature(authorization)
         ),
         gas=limits.erc1271_gas,
-        bytes_max=limits.erc1271_bytes_max + 1,
+        bytes_max=limits.erc1271_bytes_max + 1,  # a longer response is cut there, and its length refuses it
         deadline_s=limits.erc1271_deadline_s,
     )
-    is_short = len(result.payload) <= limits.erc1271_bytes_max
-    return not result.reverted and is_short and is_signature_valid(result.payload)
+    is_within_size = len(result.payload) <= limits.erc1271_bytes_max
+    return not result.reverted and is_within_size and is_signature_valid(result.payload)
 
 
 async def is_signed_when_deployed(
@@ -299,14 +286,14 @@ async def is_signed_when_deployed(
     deployment: Deployment,
     limits: Limits,
 ) -> bool:
-    """Calls the factory and then ERC-1271 `isValidSignature` of the payer, in one `eth_call`. The payer must have code then: otherwise a plain wallet
-    could have any wallet deployed at the gateway's cost.
+    """Calls the factory and then ERC-1271 `isValidSignature` of the payer, in one `eth_call` with the gas of a deployment. The payer must have code then:
+    otherwise a plain wallet could have any wallet deployed at the gateway's cost.
 
     It is called before the claim and again before each signature: a delegated account (EIP-7702) can end its delegation in between, and its transfer
     then passes beside a deployment of another wallet.
     """
     if asset.domain is None:
-        return False  # the settings have changed since the claim
+        return False  # before a signature: the settings of a recovered call have changed since its claim
     to, calldata = encode_deployed_check(
         deployment,
         wallet=authorization.payer,
@@ -331,7 +318,8 @@ async def is_signed_when_deployed(
 
 
 def _digest(authorization: Authorization, asset: Asset) -> bytes:
-    assert asset.domain is not None  # `check_authorization` has refused the others
+    # `check_authorization` or `is_signed_when_deployed` has refused an asset without a domain.
+    assert asset.domain is not None
     return authorization_digest(authorization, asset.domain)
 
 
@@ -354,144 +342,5 @@ def _wallet_signature(authorization: Authorization) -> bytes:
 
 def _normalize_v(signature: bytes) -> bytes:
     """Replaces v of 0 or 1 by 27 or 28, as the transfer does (`tokens.encode_transfer_with_authorization`)."""
-    is_old = len(signature) == _KEY_SIGNATURE_BYTES and signature[64] < 2
-    return signature[:64] + bytes([signature[64] + 27]) if is_old else signature
-
-
-UNRESOLVED_S = 10
-"""A look-up that no chain resolved is not the caller's fault, so it counts for a shorter time than a worthless authorisation. It
-counts at all because an overloaded node would otherwise get even more requests."""
-REMEMBERED_MINUTES = 10
-"""Failed look-ups limit the running calls of their caller for this long."""
-
-
-def quota_keys(client_address: str, signer: str) -> tuple[str, str]:
-    return f"address:{client_bucket(client_address)}", f"signer:{signer}"
-
-
-class UnresolvedQuota:
-    """Limits look-ups without a response of the chain, per process: in ten seconds as many as worthless authorisations in a minute."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._item = RateLimitItemPerSecond(limits.lookups_per_minute, UNRESOLVED_S, namespace="unresolved")
-        self._windows = LocalWindows()
-
-    def find_wait(self, keys: Sequence[str]) -> int | None:
-        """Seconds to wait; None where a look-up is allowed. Counts nothing."""
-        windows = [self._windows.peek(self._item, key) for key in keys]
-        waits = [max(1, math.ceil(wait_s)) for left, wait_s in windows if left <= 0]
-        return max(waits, default=None)
-
-    def note(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._windows.hit(self._item, key)
-
-
-class AuthorizationQuota:
-    """Limits the look-ups of authorisations per client address and signer."""
-
-    def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
-        self._per_minute = limits.lookups_per_minute
-        self._rate_limiter = rate_limiter
-        self._item = RateLimitItemPerMinute(limits.lookups_per_minute, namespace="junk_authorization")
-        self._lately = RateLimitItemPerMinute(
-            limits.lookups_per_minute * REMEMBERED_MINUTES, REMEMBERED_MINUTES
-        )
-        self._failed = LocalWindows()
-        self._unresolved = UnresolvedQuota(limits)
-        self._running: dict[str, int] = {}
-
-    def open(self, client_address: str) -> "AuthorizationLookup":
-        """The look-up that one request may need; a context, which ends it."""
-        return AuthorizationLookup(self, client_address)
-
-    async def enter(self, keys: Sequence[str]) -> Problem | None:
-        """The refusal of a look-up; None: one look-up runs under these keys until `leave`."""
-        ahead = {key: self._running.get(key, 0) for key in keys}
-        for key in keys:
-            self._running[key] = ahead[key] + 1
-        wait_s: int | None = 1
-        try:
-            wait_s = await self._find_wait(keys, ahead)
-        finally:
-            if wait_s is not None:  # refused, or cancelled
-                self.leave(keys)
-        if wait_s is None:
-            return None
-        return Problem(
-            code=Code.RATE_LIMITED,
-            detail="Too many authorisations of this address or wallet were looked up on the chain and paid nothing.",
-            retry_after_s=wait_s,
-            payment_state="none",
-            members=describe_rate("lookups", limit=self._per_minute, window_s=60),
-        )
-
-    def leave(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._running[key] -= 1
-            if not self._running[key]:
-                del self._running[key]
-
-    def count_unpaid(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._rate_limiter.count_hit(self._item, key)
-            self._failed.hit(self._lately, key)
-
-    def count_unresolved(self, keys: Sequence[str]) -> None:
-        self._unresolved.note(keys)
-
-    async def _find_wait(self, keys: Sequence[str], ahead: dict[str, int]) -> int | None:
-        waits = [self._unresolved.find_wait(keys)]
-        for key in keys:
-            allowance = await self._rate_limiter.peek(self._item, key)
-            failed_left, _ = self._failed.peek(self._lately, key)
-            failed = self._lately.amount - failed_left
-            is_full = allowance.left <= min(ahead[key], failed)
-            waits.append(allowance.wait_s or 1 if is_full else None)
-        return max((wait_s for wait_s in waits if wait_s is not None), default=None)
-
-
-class AuthorizationLookup:
-    """A context manager. The look-up is taken at the first request to a chain, and counted at the end unless `give_back` was called."""
-
-    __slots__ = ("_is_given_back", "_is_unresolved", "_keys", "_quota", "client_address")
-
-    def __init__(self, quota: AuthorizationQuota, client_address: str) -> None:
-        self._quota = quota
-        self.client_address = client_address
-        self._keys: tuple[str, str] | None = None
-        self._is_given_back = False
-        self._is_unresolved = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        keys, self._keys = self._keys, None
-        if keys is None:
-            return
-        self._quota.leave(keys)
-        if self._is_unresolved or isinstance(exc, ChainUnavailable | StorageUnavailable):
-            self._quota.count_unresolved(keys)
-        elif not self._is_given_back:
-            self._quota.count_unpaid(keys)
-
-    async def take(self, signer: str) -> Problem | None:
-        """Takes the look-up for this signer; returns the refusal, or None. Further look-ups of the same call are free."""
-        if self._keys is not None:
-            return None
-        keys = quota_keys(self.client_address, signer)
-        problem = await self._quota.enter(keys)
-        if problem is None:
-            self._keys = keys
-        return problem
-
-    def give_back(self) -> None:
-        """Records that the call was charged: the look-up does not count."""
-        self._is_given_back = True
-
-    def leave_unresolved(self) -> None:
-        """Records that the chain or the ledger did not respond."""
-        self._is_unresolved = True
+    has_low_v = len(signature) == _KEY_SIGNATURE_BYTES and signature[64] < 2
+    return signature[:64] + bytes([signature[64] + 27]) if has_low_v else signature

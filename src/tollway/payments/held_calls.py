@@ -17,13 +17,13 @@ from tollway.ledger.records import AUTHORIZED_RAILS, AuthorizedCall, CallRecord,
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.authorization_onchain import (
-    AuthorizationLookup,
     Cancelled,
     UseNotFound,
     find_use,
     simulate_transfer,
 )
 from tollway.payments.gas import GasBudget
+from tollway.payments.lookup_quota import AuthorizationLookup
 
 
 class ChargeFault(StrEnum):

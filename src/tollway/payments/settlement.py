@@ -40,25 +40,24 @@ from tollway.payments.authorization_check import (
     find_failure_reason,
 )
 from tollway.payments.authorization_onchain import (
-    AuthorizationLookup,
-    AuthorizationQuota,
     AuthorizationUse,
     Cancelled,
     SimulatedTransfer,
     TransferFound,
     UseNotFound,
+    as_reverted,
     explain_failed_simulation,
     find_precheck_refusal,
     find_transfer,
     find_use,
     is_signed_when_deployed,
     simulate_transfer,
-    without_pass,
 )
 from tollway.payments.deployment import Deployment, is_wrapped
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics, WithdrawnRail
+from tollway.payments.lookup_quota import AuthorizationLookup, AuthorizationQuota
 from tollway.payments.nonces import NonceSequence
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.receipts import ReceiptPoller
@@ -391,7 +390,7 @@ class Settlement:
         if await is_signed_when_deployed(self._chains, authorization, asset, deployment, self._limits):
             return simulated
         again = await self._simulate(authorization, asset, order.units, sequence)
-        return again if again.deployment is None else without_pass(again)
+        return again if again.deployment is None else as_reverted(again)
 
     @contextlib.contextmanager
     def _taking_turn(self, turn: _WalletTurn, simulated: SimulatedTransfer) -> Iterator[None]:
