@@ -150,7 +150,7 @@ ADDRESS = "provider malformed an address is 0x followed by 40 hex digits"
                 "fields unknown there is no such parameter",
                 "q too_long must have at most 256 characters",
                 "maxPrice malformed a price is a decimal string such as 0.01",
-                "sort unknown_value must be one of: newest, price, -price, name, relevance",
+                "sort unknown_value must be one of: recommended, relevance, newest, price, -price, name",
                 "currency malformed must be plain text",
                 "verified unknown_value must be one of: true, false",
                 "page out_of_range must lie between 1 and 1000000",
