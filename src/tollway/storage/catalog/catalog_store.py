@@ -67,6 +67,7 @@ from tollway.storage.catalog.catalog_words import (
     write_spellings,
 )
 from tollway.storage.catalog.creation_store import finish_creation
+from tollway.storage.catalog.listing_vectors import mark_vectors
 from tollway.storage.catalog.reputation_store import end_stale_proof
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
@@ -488,6 +489,7 @@ def _publish(
     if is_shown(listing):
         write_spellings(connection, listing)
         _index_listing(connection, seq, listing)
+        mark_vectors(connection, seq, revision=listing.revision, is_shown=True)
 
 
 def _revise(
@@ -522,6 +524,8 @@ def _revise(
         _unindex_listing(connection, row.seq)
     if is_shown(listing):
         _index_listing(connection, row.seq, listing)
+    if row.is_shown or is_shown(listing):
+        mark_vectors(connection, row.seq, revision=expected_revision + 1, is_shown=is_shown(listing))
     stored = connection.execute(select(listing_table).where(listing_table.c.seq == row.seq)).one()
     revised = read_listing(stored, auth=listing.upstream_auth, openapi=listing.openapi)
     # The reason of a suspension stands in its entry, not in this row.

@@ -207,16 +207,33 @@ network_table = Table(
     Index("ix_listing_network_listing", "listing_seq"),
 )
 
-# One row with the number of visible listings, so that a total counts no table.
+# One row with the number of visible listings, so that a total counts no table. `vector_changes`: the number of the last change of `listing_vector`.
 total_table = Table(
     "listing_total",
     metadata,
     Column("id", Integer, nullable=False),
     Column("shown", BigInteger, nullable=False),
+    Column("vector_changes", BigInteger, nullable=False),
     PrimaryKeyConstraint("id", name="pk_listing_total"),
     CheckConstraint("id = 1 AND shown >= 0", name="one_row"),
 )
-add_statement(total_table, "INSERT INTO listing_total (id, shown) VALUES (1, 0)")
+add_statement(total_table, "INSERT INTO listing_total (id, shown, vector_changes) VALUES (1, 0, 0)")
+
+IS_DUE = "due_revision IS NOT NULL"
+
+listing_vector_table = Table(
+    "listing_vector",
+    metadata,
+    _listing_seq("listing_vector"),
+    Column("bits", LargeBinary, nullable=False),
+    Column("change", BigInteger, nullable=False),
+    Column("due_revision", BigInteger),
+    PrimaryKeyConstraint("listing_seq", name="pk_listing_vector"),
+    Index("ix_listing_vector_change", "change"),
+    Index("ix_listing_vector_due", "listing_seq", sqlite_where=text(IS_DUE), postgresql_where=text(IS_DUE)),
+)
+"""The vectors of a listing, for search by meaning. `bits`: of all its vectors; empty while it has none, and when it is not visible. `change`: grows with each
+change of `bits`, and no lower number is committed later. `due_revision`: the revision of the listing that is to be embedded."""
 
 
 IS_VERIFIED = "verified_ms IS NOT NULL"

@@ -212,11 +212,12 @@ CREATE INDEX ix_listing_quality_day_day ON listing_quality_day (day);
 CREATE TABLE listing_total (
   id SERIAL NOT NULL,
   shown BIGINT NOT NULL,
+  vector_changes BIGINT NOT NULL,
   CONSTRAINT pk_listing_total PRIMARY KEY (id),
   CONSTRAINT ck_listing_total_one_row CHECK (id = 1 AND shown >= 0)
 );
 
-INSERT INTO listing_total (id, shown) VALUES (1, 0);
+INSERT INTO listing_total (id, shown, vector_changes) VALUES (1, 0, 0);
 
 CREATE TABLE outage (
   from_ms BIGINT NOT NULL,
@@ -716,6 +717,19 @@ CREATE TABLE listing_terms (
   CONSTRAINT ck_listing_terms_ends_after_it_begins CHECK (until_ms IS NULL OR until_ms >= since_ms),
   CONSTRAINT fk_listing_terms_listing FOREIGN KEY(listing_seq) REFERENCES listing (seq)
 );
+
+CREATE TABLE listing_vector (
+  listing_seq BIGINT NOT NULL,
+  bits BYTEA NOT NULL,
+  change BIGINT NOT NULL,
+  due_revision BIGINT,
+  CONSTRAINT pk_listing_vector PRIMARY KEY (listing_seq),
+  CONSTRAINT fk_listing_vector_listing FOREIGN KEY(listing_seq) REFERENCES listing (seq)
+);
+
+CREATE INDEX ix_listing_vector_change ON listing_vector (change);
+
+CREATE INDEX ix_listing_vector_due ON listing_vector (listing_seq) WHERE due_revision IS NOT NULL;
 
 CREATE TABLE "authorization" (
   nonce BYTEA NOT NULL,
