@@ -239,6 +239,7 @@ TABLE = {
     TaskName.REPUTATION_ELECTION: Row(fails=False, holds=True),
     TaskName.SALES_WRITER: Row(),
     TaskName.SCHEMA_CHECK: Row(),
+    TaskName.SEARCH_VECTORS: Row(),
     TaskName.SESSION_PRUNING: Row(),
     TaskName.SETTLEMENT_HANDOVER: Row(),
     TaskName.SETTLEMENT_SWEEP: Row(),

@@ -3,6 +3,7 @@
 They send no request to a chain node, a name server or a gateway, and make no table, no file and no key.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
 from tollway.observability.telemetry import BackgroundTaskStatus
+from tollway.registry.meaning import WeightsUnusable, is_extra_installed
 from tollway.storage.engine.database import Database, SqliteDatabase, is_postgres, is_shared_write_safe
 from tollway.storage.engine.migrate import TOO_OLD, schema_state
 from tollway.storage.operator.operator_reads import find_risks, read_server_settings
@@ -60,6 +62,7 @@ async def examine_local(settings: Settings, database: Database) -> AsyncIterator
     yield await examine_database(settings, database)
     for finding in examine_sqlite(database):
         yield finding
+    yield await asyncio.to_thread(examine_search)
     if is_postgres(database):
         yield await examine_durability(database)
 
@@ -144,6 +147,21 @@ def examine_sqlite(database: Database) -> Iterator[Finding]:
             detail="this SQLite can lose pages when two processes write; stop the gateway before you moderate, "
             "or use SQLite 3.51.3 or newer",
         )
+
+
+def examine_search() -> Finding:
+    """Reads the weights where the extra is installed, a third of a second the first time."""
+    check = "search"
+    if not is_extra_installed():
+        detail = "by words; with pip install 'tollway[search]' also by meaning"
+        return Finding(check=check, level="note", detail=detail)
+    from tollway.registry.word_vectors import load_word_vectors  # noqa: PLC0415 - loads numpy, which the extra brings
+
+    try:
+        load_word_vectors()
+    except WeightsUnusable as exc:
+        return Finding(check=check, level="warning", detail=f"by words only: {exc}")
+    return Finding(check=check, level="ok", detail="by words and by meaning")
 
 
 async def examine_durability(database: "PostgresDatabase") -> Finding:

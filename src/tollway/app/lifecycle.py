@@ -45,6 +45,7 @@ SIGN_IN_NONCE_KEPT_MS = 2 * 3600 * 1000
 SCHEMA_INTERVAL_S = 10.0
 AUDIT_LOG_INTERVAL_S = 2.0
 MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
+VECTORS_INTERVAL_S = 1.0
 READINESS_INTERVAL_S = 20.0
 DELAY_INTERVAL_S = 1.0
 DEBUG_S = 600.0
@@ -111,6 +112,8 @@ class App(GatewayParts):
         await self.fleet_view.record_build()
         await self.moderation.refresh()
         await self.webhook_services.store.refresh()
+        if self.meaning_search is not None:
+            self._stack.callback(self.meaning_search.close)
         tasks = await self._stack.enter_async_context(BackgroundTaskGroup(self.background))
         limits = self.settings.limits
         if self.redis_windows is not None:
@@ -121,6 +124,8 @@ class App(GatewayParts):
                 TaskName.SHARED_RATES_CHECK, limits.shared_rates_retry_s, windows.check_server
             )
             tasks.start(writer.name, partial(writer.repeat_on_demand, windows.send_pending))
+        if self.meaning_search is not None:
+            tasks.start_periodic(TaskName.SEARCH_VECTORS, VECTORS_INTERVAL_S, self.meaning_search.refresh)
         tasks.start_periodic(TaskName.LEASE_RENEWAL, limits.owner_renew_s, self._renew)
         tasks.start_periodic(TaskName.CALL_RECOVERY, limits.recovery_interval_s, self._recover)
         tasks.start_periodic(TaskName.CHAIN_CHECK, AWAY_INTERVAL_S, self.node_health.check_due)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from tollway.app.fleet_view import FleetView
 from tollway.app.observation import NodeMetrics, make_settlement_metrics
 from tollway.app.runtime import now_ms, ticks_ms
+from tollway.app.search_extra import make_meaning_search
 from tollway.app.span_queue import make_tracing
 from tollway.app.webhooks import WebhookServices
 from tollway.app.wiring import ReputationServices, SettlementServices
@@ -98,12 +99,14 @@ class GatewayParts:
         self.sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
         self.events = EventLog()
         self.span_queue, self.trace_sampler = make_tracing(settings, self.metrics)
+        self.meaning_search = make_meaning_search(self.database)
         self.catalog = CatalogStore(
             self.database,
             sealer=self.sealer,
             now_ms=now_ms,
             only_verified=settings.require_ownership,
             events=self.events,
+            meaning=self.meaning_search,
         )
         self._open_stores()
         self.chains = self._make_chains()

@@ -45,6 +45,7 @@ class TaskName(StrEnum):
     REPUTATION_ELECTION = "reputation_election"
     SALES_WRITER = "sales_writer"
     SCHEMA_CHECK = "schema_check"
+    SEARCH_VECTORS = "search_vectors"
     SERVICE_WATCHDOG = "service_watchdog"
     SESSION_PRUNING = "session_pruning"
     SETTLEMENT_HANDOVER = "settlement_handover"

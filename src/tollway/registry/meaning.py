@@ -6,6 +6,7 @@ Without the extra `tollway[search]` nothing is proposed, and a search is one by 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from typing import TypeVar
 
@@ -26,7 +27,19 @@ PROPOSED_MAX = 50
 RANK_OFFSET = 10
 """Of reciprocal rank fusion: how little the first ranks differ."""
 
+EXTRA_PACKAGES = ("numpy", "wordllama")
+REINSTALL = "run: pip install 'tollway[search]'"
+
 T = TypeVar("T")
+
+
+class WeightsUnusable(Exception):
+    """The weights of the embeddings cannot be used. The message says why and what to do."""
+
+
+def is_extra_installed() -> bool:
+    """Imports no package."""
+    return all(find_spec(name) is not None for name in EXTRA_PACKAGES)
 
 
 @dataclass(frozen=True, slots=True)

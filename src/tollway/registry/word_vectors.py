@@ -10,20 +10,19 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tollway.registry.meaning import REINSTALL, WeightsUnusable
 from tollway.registry.search_tokens import split_words
 
 PACKAGE = "wordllama"
 WEIGHTS, VOCABULARY = "weights/l2_supercat_256.safetensors", "tokenizers/l2_supercat_tokenizer_config.json"
 WEIGHTS_SHA256 = "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"
 """Stored vectors and `SIMILARITY_MIN` fit these weights only."""
-
-REINSTALL = "run: pip install 'tollway[search]'"
 
 DIMENSIONS = 256
 BYTES = DIMENSIONS // 8
@@ -35,12 +34,8 @@ _WORD_BEGIN = "\u2581"
 Vector = NDArray[np.float32]
 
 
-class WeightsUnusable(Exception):
-    """The weights cannot be used. The message says why and what to do."""
-
-
 class WordVectors:
-    """The embeddings, in memory: 16 MiB of weights, which the operating system shares between processes, and the vocabulary. Used from one thread at a time."""
+    """The embeddings, in memory: 16 MiB of weights, which the operating system shares between processes, and the vocabulary."""
 
     def __init__(self, weights: NDArray[np.float16], vocabulary: dict[str, int]) -> None:
         self._weights, self._vocabulary = weights, vocabulary
@@ -85,8 +80,9 @@ def to_bits(vector: Vector) -> bytes:
     return np.packbits(vector > 0).tobytes()
 
 
+@cache
 def load_word_vectors() -> WordVectors:
-    """Reads the files of the installed package. Raises WeightsUnusable."""
+    """Reads the files of the installed package, a third of a second. Raises WeightsUnusable."""
     try:
         folder = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(PACKAGE)))
     except importlib.metadata.PackageNotFoundError as exc:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 from sqlalchemy import Connection, Row, delete, exists, func, insert, not_, select, update
@@ -75,6 +75,9 @@ from tollway.storage.engine.statements import T, Work
 from tollway.storage.ledger.recovery import SharedClock, read_shared_clock
 from tollway.storage.operator.operator_writes import TARGETS_MAX, find_reasons, record_audit_entry
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
+
+if TYPE_CHECKING:
+    from tollway.storage.catalog.meaning_search import MeaningSearch
 
 FRESH_MS = 1_000
 """The longest time until a change by another process is visible."""
@@ -193,8 +196,11 @@ class CatalogStore:
         only_verified: bool = False,
         events: EventLog = NO_EVENTS,
         shared_clock: SharedClock = read_shared_clock,
+        meaning: "MeaningSearch | None" = None,
     ) -> None:
-        """`only_verified`: searches return only listings with proved ownership. `events`: of proofs that an edit ends."""
+        """`only_verified`: searches return only listings with proved ownership. `events`: of proofs that an edit ends. `meaning`: proposes
+        listings beside those that the words find."""
+        self._meaning = meaning
         self._events = events
         self._only_verified = only_verified
         self._database = database
@@ -206,6 +212,8 @@ class CatalogStore:
 
     def clear_cache(self) -> None:
         self._cache.forget_all()
+        if self._meaning is not None:
+            self._meaning.forget()
 
     async def publish(self, listing: Listing, *, heads: HeadTimes = NO_HEADS) -> None:
         sealed = self._seal(listing)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from tollway.registry.meaning import Proposed, embedded_texts
-from tollway.registry.word_vectors import WordVectors, to_bits
+from tollway.registry.word_vectors import WordVectors, load_word_vectors, to_bits
 from tollway.storage.catalog.listing_vectors import (
     EMBEDDED_AT_ONCE,
     DueListing,
@@ -22,7 +22,6 @@ from tollway.storage.catalog.listing_vectors import (
 from tollway.storage.catalog.vector_index import VectorIndex
 from tollway.storage.engine.database import Database
 
-REFRESH_INTERVAL_S = 1.0
 EMBED_PAUSE_S = 0.02
 
 T = TypeVar("T")
@@ -31,9 +30,12 @@ T = TypeVar("T")
 class MeaningSearch:
     """One thread embeds and searches, beside the event loop. `close` ends it."""
 
-    def __init__(self, database: Database, vectors: WordVectors) -> None:
+    def __init__(
+        self, database: Database, *, load_vectors: Callable[[], WordVectors] = load_word_vectors
+    ) -> None:
         self._database = database
-        self._vectors = vectors
+        self._load_vectors = load_vectors
+        self._vectors: WordVectors | None = None
         self._index = VectorIndex()
         self._change = 0
         self._thread = ThreadPoolExecutor(1, "search-by-meaning")
@@ -46,11 +48,14 @@ class MeaningSearch:
         self._index, self._change = VectorIndex(), 0
 
     async def propose(self, words: str) -> tuple[Proposed, ...]:
-        """The listings that are similar to the words, the most similar first, at most `PROPOSED_MAX`. Some may no longer be visible."""
+        """The listings that are similar to the words, the most similar first, at most `PROPOSED_MAX`. Some may no longer be visible. None
+        until the first `refresh`."""
         return await self._run(partial(self._find, words, self._index))
 
     async def refresh(self) -> None:
-        """Embeds the listings that are due, then reads the vectors that changed."""
+        """Embeds the listings that are due, then reads the vectors that changed. The first run loads the weights. Raises WeightsUnusable."""
+        if self._vectors is None:
+            self._vectors = await self._run(self._load_vectors)
         while await self._embed_due():
             await self._read_changes()
             await asyncio.sleep(EMBED_PAUSE_S)
@@ -76,9 +81,10 @@ class MeaningSearch:
         return await asyncio.get_running_loop().run_in_executor(self._thread, job)
 
     def _find(self, words: str, index: VectorIndex) -> tuple[Proposed, ...]:
-        vector = self._vectors.embed(words)
+        vector = self._vectors.embed(words) if self._vectors is not None else None
         return index.find_nearest(vector) if vector is not None else ()
 
     def _embed(self, due: DueListing) -> bytes:
+        assert self._vectors is not None
         vectors = map(self._vectors.embed, embedded_texts(due.parse_document()))
         return b"".join(to_bits(vector) for vector in vectors if vector is not None)
