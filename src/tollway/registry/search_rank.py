@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tollway.registry.listing import Listing
+from tollway.registry.meaning import fuse
 from tollway.registry.search_tokens import FIELDS, searched_words, stem
 
 # Of name, description, tags, operations and domain, as in `FIELDS`.
@@ -108,10 +109,15 @@ def measure_rarity(count: int, listings: int) -> float:
     return max(RARITY_MIN, math.log(1 + (every - count + 0.5) / (count + 0.5)))
 
 
-def order_candidates(by_words: Sequence[tuple[int, Rank]]) -> list[int]:
+def order_candidates(
+    by_words: Sequence[tuple[int, Rank]], by_meaning: Sequence[tuple[int, float]] = ()
+) -> list[int]:
     """The candidates of a search by relevance, best first: the one place that decides their order. `by_words`: row number and rank. Listings
-    with all terms come first; of equal ones the newest."""
-    return [seq for seq, _ in sorted(by_words, key=lambda one: (not one[1].has_all, -one[1].score, -one[0]))]
+    with all terms come first; of equal ones the newest. `by_meaning`: row number and similarity of the listings that are proposed by meaning; the two
+    orders are fused."""
+    words = sorted(by_words, key=lambda one: (not one[1].has_all, -one[1].score, -one[0]))
+    meaning = sorted(by_meaning, key=lambda one: (-one[1], -one[0]))
+    return fuse([seq for seq, _ in words], [seq for seq, _ in meaning])
 
 
 # ---- Spelling.

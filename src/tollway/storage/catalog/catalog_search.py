@@ -37,6 +37,7 @@ from tollway.registry.catalog import (
     ListingQuery,
     NetworkCurrency,
 )
+from tollway.registry.meaning import Proposed
 from tollway.registry.quality import rate_weight, round_up_ppm
 from tollway.registry.search_rank import Term, measure_rarity, order_candidates, rank_words
 from tollway.registry.search_tokens import fold, query_words
@@ -276,7 +277,8 @@ class FoundPage:
     understood: Understood = field(default_factory=Understood)
 
 
-def find_page(connection: Connection, query: ListingQuery) -> FoundPage:
+def find_page(connection: Connection, query: ListingQuery, proposed: Sequence[Proposed] = ()) -> FoundPage:
+    """`proposed`: listings that a search by relevance finds by meaning, where they are visible and pass the filters."""
     # A search without words finds no listing.
     if query.network_currencies == () or (query.words is not None and not query_words(query.words)):
         return FoundPage()
@@ -288,10 +290,10 @@ def find_page(connection: Connection, query: ListingQuery) -> FoundPage:
             return FoundPage(total=total)
         page = _recommended(connection, hits) if query.is_ranked else _page(connection, hits)
         return FoundPage(seqs=page, total=total, is_lower_bound=is_lower_bound)
-    return _find_words(connection, search)
+    return _find_words(connection, search, proposed if query.is_ranked else ())
 
 
-def _find_words(connection: Connection, search: "_Search") -> FoundPage:
+def _find_words(connection: Connection, search: "_Search", proposed: Sequence[Proposed]) -> FoundPage:
     query, understood = search.query, search.understood
     with_all = search.find_terms(connection, understood.terms, needs_all=True)
     total_all, is_all_bound = _count(connection, with_all)
@@ -299,15 +301,40 @@ def _find_words(connection: Connection, search: "_Search") -> FoundPage:
     if len(understood.terms) > 1 and (query.is_ranked or not total_all):
         hits = search.find_terms(connection, understood.terms, needs_all=False)
         total, is_lower_bound = _count(connection, hits)
+    proposed = _select_proposed(connection, search, proposed)
+    by_meaning = _list_without_terms(connection, search, proposed)
+    total += len(by_meaning)
     seqs: Sequence[int] = ()
     if query.start < total or is_lower_bound:
         if query.is_ranked:
-            seqs = _ranked_page(connection, search, with_all=with_all, with_some=hits)
+            seqs = _ranked_page(connection, search, proposed, by_meaning, with_all=with_all, with_some=hits)
         else:
             seqs = _page(connection, hits)
     return FoundPage(
         seqs=seqs, total=total, is_lower_bound=is_lower_bound, total_all=total_all, understood=understood
     )
+
+
+def _select_proposed(
+    connection: Connection, search: "_Search", proposed: Sequence[Proposed], terms: Sequence[Term] = ()
+) -> list[Proposed]:
+    """Those that are visible and pass the filters; with `terms`, of these the ones that have some of the terms."""
+    if not proposed:
+        return []
+    listing = listing_table.alias("proposed")
+    where = (listing.c.seq.in_([one.seq for one in proposed]), listing.c.is_shown == true())
+    facets = [Facet(source=listing, seq=listing.c.seq, where=where), *(facet for facet, _ in search.filters)]
+    if terms:
+        facets.append(_match(terms, needs_all=False, is_sqlite=connection.dialect.name == "sqlite"))
+    hits = _Hits(facets=facets, lead=facets[0], lead_size=len(proposed), query=search.query)
+    found = set(connection.scalars(hits.select()))
+    return [one for one in proposed if one.seq in found]
+
+
+def _list_without_terms(connection: Connection, search: "_Search", proposed: Sequence[Proposed]) -> list[int]:
+    """The row numbers of those that are found by meaning alone. `proposed`: all are visible and pass the filters."""
+    by_words = set(_select_proposed(connection, search, proposed, search.understood.terms))
+    return [one.seq for one in proposed if one not in by_words]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,27 +484,36 @@ def _sorted(hits: _Hits) -> Select[Any]:
 
 
 def _ranked_page(
-    connection: Connection, search: _Search, *, with_all: _Hits, with_some: _Hits
+    connection: Connection,
+    search: _Search,
+    proposed: Sequence[Proposed],
+    by_meaning: Sequence[int],
+    *,
+    with_all: _Hits,
+    with_some: _Hits,
 ) -> Sequence[int]:
+    """`by_meaning`: those of the proposed listings that have none of the terms."""
     query = search.query
     candidates = _list_candidates(connection, search, with_all)
-    page = _rank(connection, search.understood, candidates)[query.start : query.start + query.limit]
+    ranked = _rank(connection, search.understood, candidates, proposed)
+    page = ranked[query.start : query.start + query.limit]
     missing = query.limit - len(page)
     if missing and len(candidates) == RANKED_MAX:
-        page += _list_unranked(connection, candidates, with_some, limit=missing)
+        by_words = [seq for seq in ranked if seq not in by_meaning]
+        start = max(0, query.start - len(ranked))
+        page += _list_unranked(connection, by_words, with_some, start=start, limit=missing)
     return page
 
 
 def _list_unranked(
-    connection: Connection, candidates: Sequence[int], hits: _Hits, *, limit: int
+    connection: Connection, ranked: Sequence[int], hits: _Hits, *, start: int, limit: int
 ) -> Sequence[int]:
-    """The part of a page behind the ranked candidates: the other listings, newest first."""
-    start = max(0, hits.query.start - RANKED_MAX)
-    rows = connection.scalars(_newest(hits).limit(limit + RANKED_MAX).offset(start)).all()
-    ranked = frozenset(candidates)
-    others = [seq for seq in rows if seq not in ranked]
-    # So many of the rows before these are candidates and took no place.
-    passed = sum(seq > rows[0] for seq in candidates) if rows else 0
+    """The part of a page behind the ranked listings: the others, newest first. `ranked`: all are among `hits`. `start`: so many of the others stand on pages before."""
+    rows = connection.scalars(_newest(hits).limit(limit + len(ranked)).offset(start)).all()
+    listed = frozenset(ranked)
+    others = [seq for seq in rows if seq not in listed]
+    # So many of the rows before these are ranked and took no place.
+    passed = sum(seq > rows[0] for seq in ranked) if rows else 0
     return others[passed : passed + limit]
 
 
@@ -495,17 +531,22 @@ def _list_candidates(connection: Connection, search: _Search, with_all: _Hits) -
     return list(found)[:RANKED_MAX]
 
 
-def _rank(connection: Connection, understood: Understood, seqs: Sequence[int]) -> list[int]:
-    if not seqs:
+def _rank(
+    connection: Connection, understood: Understood, seqs: Sequence[int], proposed: Sequence[Proposed]
+) -> list[int]:
+    every = list(dict.fromkeys([*seqs, *(one.seq for one in proposed)]))
+    if not every:
         return []
     listings = connection.scalar(select(total_table.c.shown)) or 0
     rarities = [measure_rarity(count, listings) for count in understood.counts]
-    factors = {seq: rate_weight(ppm) for seq, ppm in _RATES.fetch(connection, seqs=list(seqs))}
+    factors = {seq: rate_weight(ppm) for seq, ppm in _RATES.fetch(connection, seqs=every)}
     ranks = []
-    for seq, weights in read_weights(connection, seqs).items():
+    for seq, weights in (read_weights(connection, seqs) if seqs else {}).items():
         rank = rank_words(weights, understood.terms, rarities)
         ranks.append((seq, rank._replace(score=rank.score * factors.get(seq, 1.0))))
-    return order_candidates(ranks)
+    return order_candidates(
+        ranks, [(one.seq, one.similarity * factors.get(one.seq, 1.0)) for one in proposed]
+    )
 
 
 _RATES = Prepared(

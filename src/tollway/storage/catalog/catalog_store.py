@@ -37,6 +37,7 @@ from tollway.registry.catalog import (
     SuspendedListing,
 )
 from tollway.registry.listing import CatalogEntry, Listing, Terms, UpstreamAuth
+from tollway.registry.meaning import Proposed
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.registry.search_rank import matched_fields
 from tollway.registry.search_tokens import fold
@@ -344,7 +345,10 @@ class CatalogStore:
                 return ListingPage(found=(), total=0)
             query = replace(query, verified=True)
 
-        return await self._database.read(partial(_search, query=query))
+        proposed: Sequence[Proposed] = ()
+        if self._meaning is not None and query.words is not None and query.is_ranked:
+            proposed = await self._meaning.propose(query.words)
+        return await self._database.read(partial(_search, query=query, proposed=proposed))
 
     async def list_range(self, first: int, last: int) -> ListingRange:
         columns = listing_table.c
@@ -602,8 +606,8 @@ def _find_revision(connection: Connection, listing_id: ListingId) -> int | None:
     return connection.scalar(select(listing_table.c.revision).where(listing_table.c.id == listing_id))
 
 
-def _search(connection: Connection, query: ListingQuery) -> ListingPage:
-    page = find_page(connection, query)
+def _search(connection: Connection, query: ListingQuery, proposed: Sequence[Proposed]) -> ListingPage:
+    page = find_page(connection, query, proposed)
     return ListingPage(
         found=_read_matches(connection, page.seqs, page.understood),
         total=page.total,
