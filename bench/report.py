@@ -286,6 +286,7 @@ def write_markdown(found: Found, rows: Sequence[Row]) -> str:
     )
     lines += write_delays(found.get("latency", {}), found.get("added", {}))
     lines += write_streams(found.get("streaming", {}))
+    lines += write_search(found.get("search", {}))
     lines += write_rest(found)
     return "\n".join(lines) + "\n"
 
@@ -362,6 +363,28 @@ def write_streams(streaming: Found) -> list[str]:
         told = ", ".join(f"{name[:-3]} {kib / 1024:.1f} MiB" for name, kib in memory.items())
         lines += ["", f"The gateway's memory: {told}."]
     return lines
+
+
+def write_search(found: Found) -> list[str]:
+    if not found:
+        return []
+    vectors = found["vectors"]
+    return [
+        "",
+        "## Search",
+        "",
+        "| | hit@1 | hit@5 | nDCG@10 | nothing found of what nothing answers | p50 ms | p99 ms |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {database}, {'words alone' if name == 'words' else 'with meaning'} | {told['hit1']} | {told['hit5']} | {told['ndcg10']} "
+            f"| {told['empty']} | {told['p50Ms']} | {told['p99Ms']} |"
+            for database, both in found["relevance"].items()
+            for name, told in both.items()
+        ),
+        "",
+        f"{vectors['count']:,} vectors: {vectors['memoryMiB']} MiB, {vectors['p50Ms']} ms a search at p50 and {vectors['p99Ms']} ms at p99 ({vectors['cpuMs']} ms of CPU), "
+        f"{vectors['readS']} s to read them.",
+    ]
 
 
 def write_rest(found: Found) -> list[str]:

@@ -41,6 +41,7 @@ from machine import (
 from nodes import Server
 from report import Row, judge, write_markdown
 from rivals import Programs, Rival, find_programs, pay_x402, serving_envoy, serving_nginx, serving_x402
+from search import measure_search
 from starting import time_starts
 from streaming import Streams
 from throughput import Cell, compare, compare_cpu, find_spread, run_rounds
@@ -55,7 +56,7 @@ OTHERS_SHARE_MAX = 0.25
 """The most CPU of other processes, as a part of the measured core. Some of it is the kernel's work for the packets of the measured program."""
 ENVOY_SPREAD_MAX = 0.10
 """The most by which Envoy's best round may exceed its worst. Beyond it the machine was not quiet."""
-STAGES = ("start", "presentation", "throughput", "latency", "streaming")
+STAGES = ("start", "presentation", "search", "throughput", "latency", "streaming")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +119,9 @@ async def run_stages(run: Run) -> None:
         await measure_starts(run)
     if "presentation" in stages:
         await measure_presentations(run)
+    if "search" in stages:
+        run.tell("search: the questions of the relevance set, and a million vectors")
+        run.found["search"] = await measure_search(run.folder, has_postgres=not run.options.no_postgres)
     if set(stages) & {"throughput", "latency", "streaming"}:
         async with AsyncExitStack() as stack:
             await serve_all(run, stack)

@@ -40,19 +40,19 @@ class WordVectors:
     def __init__(self, weights: NDArray[np.float16], vocabulary: dict[str, int]) -> None:
         self._weights, self._vocabulary = weights, vocabulary
         self._bytes = [vocabulary[f"<0x{number:02X}>"] for number in range(256)]
-        self._split = lru_cache(_CACHED_WORDS)(self._split_word)
+        self.list_tokens = lru_cache(_CACHED_WORDS)(self._list_tokens)
 
     def embed(self, text: str) -> Vector | None:
         """The vector of a text, of length 1. None when the text has no word, or nothing but words without a direction."""
         words = dict.fromkeys(split_words(text)[:WORDS_MAX])
-        tokens = list(dict.fromkeys(token for word in words for token in self._split(word)))
+        tokens = list(dict.fromkeys(token for word in words for token in self.list_tokens(word)))
         if not tokens:
             return None
         vector: Vector = self._weights[tokens].astype(np.float32).mean(axis=0)
         length = float(np.linalg.norm(vector))
         return vector / length if length > 0 else None
 
-    def _split_word(self, word: str) -> tuple[int, ...]:
+    def _list_tokens(self, word: str) -> tuple[int, ...]:
         pieces = [_WORD_BEGIN, *word]
         known = self._vocabulary
         while len(pieces) > 1:
@@ -82,11 +82,16 @@ def to_bits(vector: Vector) -> bytes:
 
 @cache
 def load_word_vectors() -> WordVectors:
-    """Reads the files of the installed package, a third of a second. Raises WeightsUnusable."""
+    """Those of the installed package, read once in a process, which takes a third of a second. Raises WeightsUnusable."""
     try:
-        folder = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(PACKAGE)))
+        package = importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError as exc:
         raise WeightsUnusable(f"{PACKAGE} is not installed; {REINSTALL}") from exc
+    return read_word_vectors(Path(str(package.locate_file(PACKAGE))))
+
+
+def read_word_vectors(folder: Path) -> WordVectors:
+    """Reads the two files in the folder of the package. Raises WeightsUnusable."""
     weights = folder / WEIGHTS
     try:
         with weights.open("rb") as file:
@@ -94,10 +99,10 @@ def load_word_vectors() -> WordVectors:
                 raise WeightsUnusable(f"{weights} has other weights than {PACKAGE} 0.2.2; {REINSTALL}")
             file.seek(0)
             header_bytes = int.from_bytes(file.read(8), "little")
-            rows, columns = json.loads(file.read(header_bytes))["embedding.weight"]["shape"]
+            shape = json.loads(file.read(header_bytes))["embedding.weight"]["shape"]
         vocabulary = json.loads((folder / VOCABULARY).read_bytes())["model"]["vocab"]
-    except (OSError, ValueError, KeyError) as exc:
-        raise WeightsUnusable(f"{folder} cannot be read ({exc}); {REINSTALL}") from exc
+    except (OSError, ValueError, LookupError, TypeError) as exc:
+        raise WeightsUnusable(f"the files in {folder} cannot be read ({exc}); {REINSTALL}") from exc
     # The format safetensors: the length of a header, the header, the rows of the one matrix.
-    matrix = np.memmap(weights, np.float16, "r", offset=8 + header_bytes, shape=(rows, columns))
+    matrix = np.memmap(weights, np.float16, "r", offset=8 + header_bytes, shape=tuple(shape))
     return WordVectors(matrix, vocabulary)

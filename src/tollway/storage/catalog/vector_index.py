@@ -25,10 +25,10 @@ _FREE = -1
 class _Block:
     """`bits`: one row for each eighth byte, so that a column is read in one go. `seqs`: the listing of each vector; `_FREE` where there is none, `free` times."""
 
-    def __init__(self) -> None:
-        self.bits = np.zeros((_COLUMNS, BLOCK_SIZE), np.uint64)
-        self.seqs = np.full(BLOCK_SIZE, _FREE, np.int32)
-        self.free = BLOCK_SIZE
+    def __init__(self, size: int) -> None:
+        self.bits = np.zeros((_COLUMNS, size), np.uint64)
+        self.seqs = np.full(size, _FREE, np.int32)
+        self.free = size
 
     def remove(self, seqs: NDArray[np.int32]) -> None:
         self.seqs[np.isin(self.seqs, seqs)] = _FREE
@@ -55,13 +55,14 @@ class _Block:
 class VectorIndex:
     """Used from one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, block_size: int = BLOCK_SIZE) -> None:
+        self._block_size = block_size
         self._blocks: list[_Block] = []
         self._held = np.zeros(0, np.bool_)
 
     def __len__(self) -> int:
         """The number of vectors."""
-        return sum(BLOCK_SIZE - block.free for block in self._blocks)
+        return sum(self._block_size - block.free for block in self._blocks)
 
     def replace(self, vectors: Mapping[int, bytes]) -> None:
         """Sets the vectors of listings: `BYTES` bytes for each vector; none removes the listing."""
@@ -78,7 +79,7 @@ class VectorIndex:
                 count = block.add(seqs, bits)
                 seqs, bits = seqs[count:], bits[count:]
         while len(seqs):
-            self._blocks.append(_Block())
+            self._blocks.append(_Block(self._block_size))
             count = self._blocks[-1].add(seqs, bits)
             seqs, bits = seqs[count:], bits[count:]
 
@@ -87,7 +88,7 @@ class VectorIndex:
         if not self._blocks:
             return ()
         query = np.frombuffer(to_bits(vector), np.uint64)
-        counts = np.empty((len(self._blocks), BLOCK_SIZE), np.uint8)
+        counts = np.empty((len(self._blocks), self._block_size), np.uint8)
         for block, row in zip(self._blocks, counts, strict=True):
             block.count_differing(query, row)
         similarity: dict[int, float] = {}
