@@ -53,7 +53,13 @@ async def start():
 
 asyncio.run(start())
 """
-TELL = "\nimport sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+TELL = (
+    "\nimport sys; print(*sorted({name.partition('.')[0] for name, found in sys.modules.items() if found}))"
+)
+SEARCH = {"numpy", "wordllama"}
+"""What the extra for search by meaning brings. Of `wordllama` only files are read."""
+WITHOUT_SEARCH = f"import sys; sys.modules.update(dict.fromkeys({sorted(SEARCH)!r}))\n"
+"""Python does as if these packages were not installed."""
 
 
 def load(code: str, **env: str) -> set[str]:
@@ -76,7 +82,7 @@ def settings(folder: Path, **more: str) -> dict[str, str]:
 
 @pytest.mark.process
 def test_the_entry_point_loads_nothing() -> None:
-    assert not load(COMMAND_LINE) & (NEVER | SERVED_WITH)
+    assert not load(COMMAND_LINE) & (NEVER | SERVED_WITH | SEARCH)
 
 
 def make_tables(folder: Path) -> None:
@@ -93,6 +99,19 @@ def make_tables(folder: Path) -> None:
 def test_a_gateway_that_starts_loads_only_what_it_serves_with(tmp_path: Path) -> None:
     make_tables(tmp_path)
     assert load(SERVE, **settings(tmp_path)) & NEVER == set()
+
+
+@pytest.mark.process
+def test_a_gateway_serves_without_the_extra_for_search(tmp_path: Path) -> None:
+    assert load(WITHOUT_SEARCH + SERVE, **settings(tmp_path)) & SEARCH == set()
+
+
+@pytest.mark.process
+def test_a_gateway_with_the_extra_for_search_imports_numpy_alone(tmp_path: Path) -> None:
+    loaders = {"wordllama", "tokenizers", "safetensors", "huggingface_hub", "requests"}
+    loaded = load(SERVE, **settings(tmp_path))
+    assert "numpy" in loaded
+    assert loaded & loaders == set()
 
 
 @pytest.mark.process

@@ -224,12 +224,24 @@ async def test_a_running_gateway_must_be_ready(tmp_path: Path, status: int | Non
         ({}, "registration", "note"),
         ({}, "payees", "note"),
         ({}, "settings", "ok"),
+        ({}, "search", "ok"),
     ],
 )
 async def test_risky_settings_are_named(
     tmp_path: Path, changes: dict[str, object], check: str, level: str
 ) -> None:
     assert (await look(make_settings(tmp_path, **changes)))[check].level == level
+
+
+async def test_without_the_extra_the_search_by_words_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)  # as if it were not installed
+    finding = (await look(make_settings(tmp_path)))["search"]
+    assert (finding.level, finding.detail) == (
+        "note",
+        "by words; with pip install 'tollway[search]' also by meaning",
+    )
 
 
 KEY = bytes.fromhex("00112233445566778899aabbccddeeff" * 2)

@@ -10,8 +10,10 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import os
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,25 +22,32 @@ from tollway.registry.meaning import REINSTALL, WeightsUnusable
 from tollway.registry.search_tokens import split_words
 
 PACKAGE = "wordllama"
-WEIGHTS, VOCABULARY = "weights/l2_supercat_256.safetensors", "tokenizers/l2_supercat_tokenizer_config.json"
-WEIGHTS_SHA256 = "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"
-"""Stored vectors and `SIMILARITY_MIN` fit these weights only."""
+VERSION = "0.2.2.post0"
+VOCABULARY, WEIGHTS = "tokenizers/l2_supercat_tokenizer_config.json", "weights/l2_supercat_256.safetensors"
+FILES = {
+    VOCABULARY: "bf467c9e0f536bda271283c6ef85eb1a943e3196b621c8a912d64953b205df83",
+    WEIGHTS: "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
+}
+"""The files and their SHA-256. Stored vectors, and the least similarity, are of these: other files need another column of vectors."""
 
 DIMENSIONS = 256
 BYTES = DIMENSIONS // 8
 WORDS_MAX = 512
 """Further words of a text are ignored."""
 _CACHED_WORDS = 16_384
+_ROW = 2 * DIMENSIONS
+"""The bytes of a row of the weights: half-precision floats."""
 _WORD_BEGIN = "\u2581"
 
 Vector = NDArray[np.float32]
 
 
 class WordVectors:
-    """The embeddings, in memory: 16 MiB of weights, which the operating system shares between processes, and the vocabulary."""
+    """The embeddings. The vocabulary is in memory. The weights stay in their file, 16 MiB that the operating system caches: a text needs few of their rows. `weights`: the
+    descriptor of that file; `start`: of its first row."""
 
-    def __init__(self, weights: NDArray[np.float16], vocabulary: dict[str, int]) -> None:
-        self._weights, self._vocabulary = weights, vocabulary
+    def __init__(self, weights: int, start: int, vocabulary: dict[str, int]) -> None:
+        self._weights, self._start, self._vocabulary = weights, start, vocabulary
         self._bytes = [vocabulary[f"<0x{number:02X}>"] for number in range(256)]
         self.list_tokens = lru_cache(_CACHED_WORDS)(self._list_tokens)
 
@@ -48,7 +57,8 @@ class WordVectors:
         tokens = list(dict.fromkeys(token for word in words for token in self.list_tokens(word)))
         if not tokens:
             return None
-        vector: Vector = self._weights[tokens].astype(np.float32).mean(axis=0)
+        rows = b"".join(os.pread(self._weights, _ROW, self._start + token * _ROW) for token in tokens)
+        vector: Vector = np.frombuffer(rows, "<f2").reshape(-1, DIMENSIONS).mean(axis=0, dtype=np.float32)
         length = float(np.linalg.norm(vector))
         return vector / length if length > 0 else None
 
@@ -92,17 +102,24 @@ def load_word_vectors() -> WordVectors:
 
 def read_word_vectors(folder: Path) -> WordVectors:
     """Reads the two files in the folder of the package. Raises WeightsUnusable."""
-    weights = folder / WEIGHTS
-    try:
-        with weights.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != WEIGHTS_SHA256:
-                raise WeightsUnusable(f"{weights} has other weights than {PACKAGE} 0.2.2; {REINSTALL}")
-            file.seek(0)
-            header_bytes = int.from_bytes(file.read(8), "little")
-            shape = json.loads(file.read(header_bytes))["embedding.weight"]["shape"]
-        vocabulary = json.loads((folder / VOCABULARY).read_bytes())["model"]["vocab"]
-    except (OSError, ValueError, LookupError, TypeError) as exc:
-        raise WeightsUnusable(f"the files in {folder} cannot be read ({exc}); {REINSTALL}") from exc
+    with _open_file(folder, VOCABULARY) as vocabulary:
+        known = json.load(vocabulary)["model"]["vocab"]
     # The format safetensors: the length of a header, the header, the rows of the one matrix.
-    matrix = np.memmap(weights, np.float16, "r", offset=8 + header_bytes, shape=tuple(shape))
-    return WordVectors(matrix, vocabulary)
+    with _open_file(folder, WEIGHTS) as weights:
+        header_bytes = int.from_bytes(weights.read(8), "little")
+        return WordVectors(os.dup(weights.fileno()), 8 + header_bytes, known)
+
+
+def _open_file(folder: Path, name: str) -> BinaryIO:
+    """One of `FILES`, at its start."""
+    path = folder / name
+    try:
+        file = path.open("rb")
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+    except OSError as exc:
+        raise WeightsUnusable(f"{path} cannot be read ({exc.strerror}); {REINSTALL}") from exc
+    if found != FILES[name]:
+        file.close()
+        raise WeightsUnusable(f"{path} is not the file of {PACKAGE} {VERSION}; {REINSTALL}")
+    return file
