@@ -7,10 +7,13 @@ from tollway.discovery.search_text import advise_search, explain_search
 PAGES: list[tuple[dict[str, Any], str]] = [
     ({}, ""),
     ({"total": 3, "totalAll": 2, "words": ["price"], "corrections": []}, ""),
-    ({"total": 3, "totalAll": 0, "words": ["price"], "corrections": []}, ""),
+    (
+        {"total": 3, "totalAll": 0, "words": ["price"], "corrections": []},
+        "No API matches price; these are the closest.",
+    ),
     (
         {"total": 3, "totalAll": 0, "words": ["price", "of", "ether"]},
-        "No API matches all of price, of and ether; these match some.",
+        "No API matches all of price, of and ether; these are the closest.",
     ),
     (
         {

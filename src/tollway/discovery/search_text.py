@@ -22,8 +22,9 @@ def explain_search(page: Mapping[str, Any]) -> str:
         sentences.append(f"No API matches {word}; showing {replacement}.")
     if page.get("total") == 0:
         sentences.append(f"No API matches {_join(words, 'or')}." if words else "Nothing found.")
-    elif page.get("totalAll") == 0 and len(words) > 1:
-        sentences.append(f"No API matches all of {_join(words, 'and')}; these match some.")
+    elif page.get("totalAll") == 0 and words:
+        every = f"all of {_join(words, 'and')}" if len(words) > 1 else words[0]
+        sentences.append(f"No API matches {every}; these are the closest.")
     return " ".join(sentences)
 
 

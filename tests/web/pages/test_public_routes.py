@@ -285,7 +285,7 @@ async def test_the_filters_of_the_form_find(query: str, found: int) -> None:
 UNDERSTOOD = [
     ("quotes", 1, []),
     ("what are the qoutes", 1, ["No API matches qoutes; showing quotes."]),
-    ("quotes zeppelin", 1, ["No API matches all of quotes, zeppelin; these match some."]),
+    ("quotes zeppelin", 1, ["No API matches all of quotes, zeppelin; these are the closest."]),
     ("zeppelin", 0, ["Nothing was found", "No API matches zeppelin.", "Try other words: those of a name"]),
     ("zeppelin&tag=x", 0, ["No API matches zeppelin.", "Try other words or fewer filters."]),
     ("!!", 0, ["The search has no word."]),
