@@ -200,6 +200,12 @@ async def test_other_orders_than_relevance_find_by_words_alone(gateway: Gateway)
     assert await gateway.find(sort="recommended") == ["Aircraft positions"]
 
 
+async def test_the_counts_of_a_search_have_what_meaning_finds_once(gateway: Gateway) -> None:
+    await publish(gateway, aircraft_listing(), aircraft_listing(name="Planes", tags=("sky",)), *OTHERS)
+    facets = await gateway.catalog.count_facets("planes overhead")
+    assert (dict(facets.tags), facets.total) == ({"aviation": 1, "sky": 1}, 2)
+
+
 # ---- Filters.
 
 

@@ -26,6 +26,7 @@ from sqlalchemy import (
     select,
     true,
     tuple_,
+    union_all,
 )
 
 from tollway.ids import ChainId
@@ -383,10 +384,13 @@ def _count_term(connection: Connection, term: Term) -> int:
     return _count_up_to_cap(connection, matched.select())
 
 
-def count_facets(connection: Connection, query: ListingQuery) -> CatalogFacets:
-    """The counts of the listings of a query by tag, currency and network; with words, of those with some of them. Like a page, it reads no whole table:
-    it takes the row numbers of the newest `TOTAL_EXACT_MAX` listings, and looks up their tags and networks in the narrow tables by listing."""
-    found = _select_newest(connection, query)
+def count_facets(
+    connection: Connection, query: ListingQuery, proposed: Sequence[Proposed] = ()
+) -> CatalogFacets:
+    """The counts of the listings of a query by tag, currency and network; with words, of those with some of them and of those that are proposed by meaning.
+    Like a page, it reads no whole table: it takes the row numbers of the newest `TOTAL_EXACT_MAX` listings, and looks up their tags and networks in the
+    narrow tables by listing."""
+    found = _select_newest(connection, query, proposed)
     if found is None:
         return CatalogFacets()
     newest, total, is_lower_bound = found
@@ -419,7 +423,9 @@ def _count_values(
     return tuple((row[0], int(row[1])) for row in connection.execute(counted))
 
 
-def _select_newest(connection: Connection, query: ListingQuery) -> tuple[Select[Any], int, bool] | None:
+def _select_newest(
+    connection: Connection, query: ListingQuery, proposed: Sequence[Proposed]
+) -> tuple[Select[Any], int, bool] | None:
     """Counts the total as `find_page` does. Returns None when the query finds nothing."""
     if query.words is not None and not query_words(query.words):
         return None
@@ -429,7 +435,14 @@ def _select_newest(connection: Connection, query: ListingQuery) -> tuple[Select[
     else:
         hits = search.find_terms(connection, search.understood.terms, needs_all=False)
     total, is_lower_bound = _count(connection, hits)
-    return _newest(hits).limit(TOTAL_EXACT_MAX), total, is_lower_bound
+    newest = _newest(hits).limit(TOTAL_EXACT_MAX)
+    more = _list_without_terms(connection, search, _select_proposed(connection, search, proposed))
+    if more:
+        found, listing = newest.subquery(), listing_table.alias("proposed_only")
+        newest = select(
+            union_all(select(found.c[0]), select(listing.c.seq).where(listing.c.seq.in_(more))).subquery()
+        )
+    return newest, total + len(more), is_lower_bound
 
 
 def _count(connection: Connection, hits: _Hits) -> tuple[int, bool]:

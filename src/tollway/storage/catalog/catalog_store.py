@@ -345,10 +345,13 @@ class CatalogStore:
                 return ListingPage(found=(), total=0)
             query = replace(query, verified=True)
 
-        proposed: Sequence[Proposed] = ()
-        if self._meaning is not None and query.words is not None and query.is_ranked:
-            proposed = await self._meaning.propose(query.words)
+        proposed = await self._propose(query)
         return await self._database.read(partial(_search, query=query, proposed=proposed))
+
+    async def _propose(self, query: ListingQuery) -> Sequence[Proposed]:
+        if self._meaning is None or query.words is None or not query.is_ranked:
+            return ()
+        return await self._meaning.propose(query.words)
 
     async def list_range(self, first: int, last: int) -> ListingRange:
         columns = listing_table.c
@@ -386,7 +389,8 @@ class CatalogStore:
         if kept is not None and kept.writes == writes and 0 <= read_ms - kept.read_ms < FRESH_MS:
             return kept.facets
         query = ListingQuery(words=words, verified=True if self._only_verified else None)
-        facets = await self._database.read(partial(count_facets, query=query))
+        proposed = await self._propose(query)
+        facets = await self._database.read(partial(count_facets, query=query, proposed=proposed))
         if words is None:
             self._facets = _KeptFacets(facets=facets, read_ms=read_ms, writes=writes)
         return facets
