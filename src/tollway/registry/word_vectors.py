@@ -53,7 +53,7 @@ class WordVectors:
 
     def embed(self, text: str) -> Vector | None:
         """The vector of a text, of length 1. None when the text has no word, or nothing but words without a direction."""
-        words = dict.fromkeys(split_words(text)[:WORDS_MAX])
+        words = split_words(text)[:WORDS_MAX]
         tokens = list(dict.fromkeys(token for word in words for token in self.list_tokens(word)))
         if not tokens:
             return None
