@@ -110,7 +110,7 @@ def test_the_lock_file_of_a_role_has_all_of_its_parts(role: str, parts: tuple[st
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.stem)
 def test_no_lock_file_has_what_the_loader_of_the_embeddings_needs(lock: Path) -> None:
-    """The gateway reads the files of the weights itself (docs/decisions/0058). Downloaders of models are installed nowhere."""
+    """The gateway reads the files of the weights itself (docs/decisions/0059). Downloaders of models are installed nowhere."""
     assert REGISTRY_CLIENTS.isdisjoint(read_pins(lock))
 
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tollway.app.search_extra import load_extra
 from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
 from tollway.observability.telemetry import BackgroundTaskStatus
-from tollway.registry.meaning import WeightsUnusable, is_extra_installed
+from tollway.registry.meaning import WeightsUnusable
 from tollway.storage.engine.database import Database, SqliteDatabase, is_postgres, is_shared_write_safe
 from tollway.storage.engine.migrate import TOO_OLD, schema_state
 from tollway.storage.operator.operator_reads import find_risks, read_server_settings
@@ -150,18 +151,17 @@ def examine_sqlite(database: Database) -> Iterator[Finding]:
 
 
 def examine_search() -> Finding:
-    """Reads the weights where the extra is installed, a third of a second the first time."""
+    """Reads the files of the extra, which takes a third of a second the first time."""
     check = "search"
-    if not is_extra_installed():
-        detail = "by words; with pip install 'tollway[search]' also by meaning"
-        return Finding(check=check, level="note", detail=detail)
-    from tollway.registry.word_vectors import load_word_vectors  # noqa: PLC0415 - loads numpy, which the extra brings
-
     try:
-        load_word_vectors()
+        is_by_meaning = load_extra()
     except WeightsUnusable as exc:
         return Finding(check=check, level="warning", detail=f"by words only: {exc}")
-    return Finding(check=check, level="ok", detail="by words and by meaning")
+    if is_by_meaning:
+        return Finding(check=check, level="ok", detail="by words and by meaning")
+    return Finding(
+        check=check, level="note", detail="by words; with pip install 'tollway[search]' also by meaning"
+    )
 
 
 async def examine_durability(database: "PostgresDatabase") -> Finding:

@@ -9,7 +9,6 @@ Tokens are those of the vocabulary's byte-pair encoding (SentencePiece): the pie
 import hashlib
 import importlib.metadata
 import itertools
-import json
 import os
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
 from tollway.registry.meaning import REINSTALL, WeightsUnusable
 from tollway.registry.search_tokens import split_words
@@ -103,7 +103,7 @@ def load_word_vectors() -> WordVectors:
 def read_word_vectors(folder: Path) -> WordVectors:
     """Reads the two files in the folder of the package. Raises WeightsUnusable."""
     with _open_file(folder, VOCABULARY) as vocabulary:
-        known = json.load(vocabulary)["model"]["vocab"]
+        known = from_json(vocabulary.read())["model"]["vocab"]
     # The format safetensors: the length of a header, the header, the rows of the one matrix.
     with _open_file(folder, WEIGHTS) as weights:
         header_bytes = int.from_bytes(weights.read(8), "little")

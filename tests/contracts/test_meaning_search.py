@@ -11,10 +11,10 @@ from tests.kit.clocks import Clock
 from tests.kit.listings import sample_listing
 from tests.kit.relevance import LIST_LENGTH, Relevance, measure, read_listings, read_questions
 from tollway.ids import Address, ChainId, ListingId
-from tollway.registry.catalog import ListingPage, ListingQuery, Revised
+from tollway.registry.catalog import ListingPage, ListingQuery
 from tollway.registry.listing import Listing
 from tollway.storage.catalog.catalog_store import CatalogStore
-from tollway.storage.catalog.listing_vectors import read_due, write_vectors
+from tollway.storage.catalog.listing_vectors import read_due
 from tollway.storage.catalog.meaning_search import MeaningSearch
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
@@ -305,23 +305,6 @@ async def test_an_edited_listing_is_found_by_its_new_text(gateway: Gateway, neig
     await neighbour.meaning.refresh()
     assert (await gateway.find(), await neighbour.find()) == ([], [])
     assert await neighbour.find("poetry of a famous writer") == ["Poems"]
-
-
-async def test_vectors_of_a_text_that_was_edited_meanwhile_are_not_stored(
-    gateway: Gateway, database: Database
-) -> None:
-    listing = aircraft_listing()
-    await gateway.catalog.publish(listing)
-    due = await database.read(read_due)
-    edited = await gateway.catalog.revise(
-        replace(listing, name="Poems", description="Verses."), expected_revision=1
-    )
-    assert isinstance(edited, Revised)
-    await database.write(lambda connection: write_vectors(connection, [(one, b"\xff" * 32) for one in due]))
-    assert [one.revision for one in await database.read(read_due)] == [2]
-    await gateway.meaning.refresh()
-    assert await database.read(read_due) == []
-    assert await gateway.find("poetry of a famous writer") == ["Poems"]
 
 
 async def test_after_a_restore_all_vectors_are_read_again(gateway: Gateway) -> None:
