@@ -13,6 +13,7 @@ from tests.kit.relevance import LIST_LENGTH, Relevance, measure, read_listings, 
 from tollway.ids import Address, ChainId, ListingId
 from tollway.registry.catalog import ListingPage, ListingQuery
 from tollway.registry.listing import Listing
+from tollway.storage.catalog.catalog_search import RANKED_MAX
 from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.listing_vectors import read_due
 from tollway.storage.catalog.meaning_search import MeaningSearch
@@ -191,6 +192,22 @@ async def test_pages_have_each_listing_once(gateway: Gateway) -> None:
     found = [match.listing.name for page in pages for match in page.found]
     assert sorted(found) == sorted([*names, "Exchange rates"])
     assert {page.total for page in pages} == {13}
+
+
+async def test_pages_behind_the_ranked_listings_have_each_listing_once(gateway: Gateway) -> None:
+    """More listings have the word than are ranked. Some of them, and some without the word, are near to the query."""
+    far = "Rates of 170 currencies by day and hour, also for a club of chess."
+    with_word = [make_listing(name=f"Money {n}", description=far) for n in range(RANKED_MAX + 30)]
+    both = [aircraft_listing(name=f"Aircraft chess {number}") for number in range(10)]
+    near = [aircraft_listing(name=f"Aircraft {number}") for number in range(10)]
+    await publish(gateway, *both, *with_word[:300], *near, *with_word[300:])
+    first = await gateway.search("airplanes overhead, chess", limit=100)
+    found = [match.listing.id for match in first.found]
+    for page in range(2, 8):
+        matches = (await gateway.search("airplanes overhead, chess", page=page, limit=100)).found
+        found += [match.listing.id for match in matches]
+    assert len(found) == first.total == len(set(found))
+    assert set(found) == {listing.id for listing in (*both, *with_word, *near)}
 
 
 async def test_other_orders_than_relevance_find_by_words_alone(gateway: Gateway) -> None:

@@ -92,7 +92,11 @@ async def test_a_search_without_words_lists_all_apis(mcp_tools: McpTools) -> Non
 ADVISED: list[tuple[dict[str, Any], int, str | None]] = [
     ({"query": "quotes"}, 1, None),
     ({"query": "what are the quotes"}, 1, None),
-    ({"query": "quotes of zeppelins"}, 1, "No API matches all of quotes and zeppelins; these are the closest."),
+    (
+        {"query": "quotes of zeppelins"},
+        1,
+        "No API matches all of quotes and zeppelins; these are the closest.",
+    ),
     ({"query": "qoutes"}, 1, "No API matches qoutes; showing quotes."),
     ({"query": "zeppelin"}, 0, "No API matches zeppelin. Try other words"),
     ({"query": "quotes", "tag": "none"}, 0, 'No API matches quotes. Without the filters: "Quotes"'),
