@@ -71,6 +71,7 @@ LONG_FILES: dict[str, str] = {
 """File of more than 700 lines -> why it is one idea."""
 
 SHORT_FILES: dict[str, str] = {
+    "app/search_extra.py": "the one place that loads the extra for search by meaning",
     "observability/alert_limits.py": "thresholds for two readers that import nothing else of each other: the table of alerts and the operator's pages",
     "cli/csv_output.py": "where a CSV file goes, for every command with --csv",
     "client/issuers.py": "the one place where the environment decides which certificates a client trusts",
