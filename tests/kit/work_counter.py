@@ -25,7 +25,7 @@ from tollway.storage.engine import database as database_module
 _SSL_REQUEST = 80877103
 _FRAME = re.compile(r"BEGIN|COMMIT|ROLLBACK|PRAGMA|SET LOCAL|SET TRANSACTION")
 BY_THE_CLOCK = re.compile(
-    r"wallet_block|audit_entry|schema_floor|alembic_version|UPDATE gateway_owner|INTO gateway_owner|readiness|generation"
+    r"wallet_block|listing_vector|audit_entry|schema_floor|alembic_version|UPDATE gateway_owner|INTO gateway_owner|readiness|generation"
     r"|FROM sales_|known\.provider|anon_\d\.moved_ms|FROM (?:audit_run|backup_run|page_session|viewer)\b|sqlite_master"
     r"|call_total|webhook_(?:endpoint(?!(?: AS)? w\b)|message|delivery)|SELECT webhook_event|pg_try_advisory|pg_postmaster|pg_is_in_recovery|pg_locks|FROM listing JOIN listing_ownership"
 )
