@@ -302,8 +302,7 @@ def _find_words(connection: Connection, search: "_Search", proposed: Sequence[Pr
     if len(understood.terms) > 1 and (query.is_ranked or not total_all):
         hits = search.find_terms(connection, understood.terms, needs_all=False)
         total, is_lower_bound = _count(connection, hits)
-    proposed = _select_proposed(connection, search, proposed)
-    by_meaning = _list_without_terms(connection, search, proposed)
+    proposed, by_meaning = _select_proposed(connection, search, proposed)
     total += len(by_meaning)
     seqs: Sequence[int] = ()
     if query.start < total or is_lower_bound:
@@ -317,25 +316,21 @@ def _find_words(connection: Connection, search: "_Search", proposed: Sequence[Pr
 
 
 def _select_proposed(
-    connection: Connection, search: "_Search", proposed: Sequence[Proposed], terms: Sequence[Term] = ()
-) -> list[Proposed]:
-    """Those that are visible and pass the filters; with `terms`, of these the ones that have some of the terms."""
+    connection: Connection, search: "_Search", proposed: Sequence[Proposed]
+) -> tuple[list[Proposed], list[int]]:
+    """Those that are visible and pass the filters; and the row numbers of those among them that have none of the terms."""
     if not proposed:
-        return []
+        return [], []
     listing = listing_table.alias("proposed")
     where = (listing.c.seq.in_([one.seq for one in proposed]), listing.c.is_shown == true())
     facets = [Facet(source=listing, seq=listing.c.seq, where=where), *(facet for facet, _ in search.filters)]
-    if terms:
-        facets.append(_match(terms, needs_all=False, is_sqlite=connection.dialect.name == "sqlite"))
     hits = _Hits(facets=facets, lead=facets[0], lead_size=len(proposed), query=search.query)
-    found = set(connection.scalars(hits.select()))
-    return [one for one in proposed if one.seq in found]
-
-
-def _list_without_terms(connection: Connection, search: "_Search", proposed: Sequence[Proposed]) -> list[int]:
-    """The row numbers of those that are found by meaning alone. `proposed`: all are visible and pass the filters."""
-    by_words = set(_select_proposed(connection, search, proposed, search.understood.terms))
-    return [one.seq for one in proposed if one not in by_words]
+    terms = search.understood.terms
+    matched = _match(terms, needs_all=False, is_sqlite=connection.dialect.name == "sqlite")
+    rows = connection.execute(hits.select().add_columns(matched.holds(listing.c.seq)))
+    has_terms: dict[int, bool] = {seq: bool(is_matched) for seq, is_matched in rows}
+    found = [one for one in proposed if one.seq in has_terms]
+    return found, [one.seq for one in found if not has_terms[one.seq]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,7 +431,7 @@ def _select_newest(
         hits = search.find_terms(connection, search.understood.terms, needs_all=False)
     total, is_lower_bound = _count(connection, hits)
     newest = _newest(hits).limit(TOTAL_EXACT_MAX)
-    more = _list_without_terms(connection, search, _select_proposed(connection, search, proposed))
+    _, more = _select_proposed(connection, search, proposed)
     if more:
         found, listing = newest.subquery(), listing_table.alias("proposed_only")
         newest = select(
