@@ -30,6 +30,7 @@ CLASSES: dict[str, Class] = {
     # Folders that mirror `src`.
     "app": "quick",
     "app/test_fleet_view.py": "test",
+    "app/test_search_extra.py": "test",
     "app/test_span_queue_collectors.py": "test",
     "app/test_webhooks_kill.py": "all",
     "chain": "quick",
@@ -50,6 +51,7 @@ CLASSES: dict[str, Class] = {
     "rate_limits": "quick",
     "rate_limits/test_redis_windows.py": "test",
     "registry": "quick",
+    "registry/test_word_vectors.py": "test",
     "sandbox": "quick",
     "sandbox/test_chain.py": "test",
     "sandbox/test_chain_anvil.py": "test",
@@ -57,6 +59,7 @@ CLASSES: dict[str, Class] = {
     "sandbox/test_chain_playground.py": "test",
     "sandbox/test_chain_stranded_transactions.py": "test",
     "storage": "quick",
+    "storage/catalog/test_vector_index.py": "test",
     "web": "quick",
     "web/api/test_mcp_uploads.py": "test",
     "webhooks": "quick",
