@@ -33,10 +33,11 @@ def extract_messages() -> Iterator[tuple[str, str | None]]:
     environment.policies["ext.i18n.trimmed"] = False
     found: dict[str, str | None] = {one.label: None for one in (*PUBLIC_SECTIONS, *ADMIN_SECTIONS)}
     for path in sorted(TEMPLATES.glob("*.j2")):
-        for _, function, message in environment.extract_translations(path.read_text()):  # type: ignore[attr-defined]  # added by the extension
+        for _, function, arguments in environment.extract_translations(path.read_text()):  # type: ignore[attr-defined]  # added by the extension
+            message, *others = arguments if isinstance(arguments, tuple) else (arguments,)
             if function == "ngettext":
-                found[message[0]] = message[1]
-            elif isinstance(message, str):
+                found[message] = others[0]
+            elif message is not None:
                 found.setdefault(message, None)
     for message in WORDS.values():
         found.setdefault(message, None)

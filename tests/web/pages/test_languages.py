@@ -91,7 +91,11 @@ def test_what_is_written_is_read_again() -> None:
 def test_the_english_catalog_has_every_message() -> None:
     """After a change of a template: python -m tests.kit.message_catalog"""
     assert (LOCALE / "en.po").read_text("utf-8") == write_catalog(HEADER, extract_messages())
-    assert sum(1 for _ in extract_messages()) > 200
+    messages = dict(extract_messages())
+    assert len(messages) > 200
+    for message in ("Search", "Such as %(tags)s", "At least %(total)s APIs"):  # with and without a value
+        assert message in messages
+    assert messages["%(num)s API"] == "%(num)s APIs"
 
 
 def test_every_catalog_of_the_package_compiles_and_keeps_the_placeholders() -> None:
