@@ -45,9 +45,15 @@ class Registry(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), RegistryHandler)
         self.seen: list[str] = []
         self.has_agent = True
+        self.is_empty = False
+        """Whether a search with a filter or for `nothing` finds nothing."""
 
     def answer(self, path: str) -> tuple[int, Any]:
         name = path.removeprefix("/api/v2/apis").partition("?")[0].removeprefix("/")
+        if path.startswith("/api/v2/facets"):
+            return 200, {"tags": [{"tag": "data", "count": 2}, {"tag": "geo\x1b[2J", "count": 1}]}
+        if not name and self.is_empty and ("tag=" in path or "nothing" in path):
+            return 200, {"apis": [], "total": 0, "totalAll": 0, "words": ["rain"], "corrections": []}
         if not name:
             listed = [{"id": api_id, **LISTED} for api_id in ("api_1", "api_2", "api_gone")]
             return 200, {"apis": listed, "total": 3, "page": 1, "limit": 20}
@@ -139,6 +145,31 @@ def test_a_terminal_gets_a_table_without_control_characters(run: Callable[..., R
         "    [red]cheap[/red]",
         "page 1, 3 in all; tollway show ID explains one",
     ]
+
+
+# a search that finds nothing -> what to try
+ADVISED = [
+    (("nothing", "--limit", "5"), []),
+    (
+        ("rain", "--tag", "x"),
+        ['Without the filters: "Rain[2J forecasts", "Rain[2J forecasts", "Rain[2J forecasts".'],
+    ),
+]
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_terminal_gets_what_to_try_where_nothing_is_found(
+    run: Callable[..., Result], registry: Registry
+) -> None:
+    registry.is_empty = True
+    for words, closest in ADVISED:
+        sentences = [
+            'No API matches "rain".',
+            *closest,
+            'Try other words, such as the tags of this catalog: "data", "geo[2J".',
+        ]
+        shown = run("search", *words)
+        assert (shown.exit_code, " ".join(shown.stdout.split())) == (0, " ".join(sentences))
 
 
 def test_show_gives_a_program_every_field_of_the_listing(

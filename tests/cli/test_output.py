@@ -82,6 +82,32 @@ def test_a_paused_listing_is_marked_where_it_is_found(
     assert ("PAUSED, refuses calls now" in capsys.readouterr().out) is is_marked
 
 
+@pytest.mark.parametrize(
+    ("match", "reason"),
+    [
+        (["name", "tags"], " · found in name, tags"),
+        ([], " · similar in meaning"),
+        (None, ""),  # a search without words
+    ],
+)
+def test_the_reason_of_a_match_is_printed(
+    match: list[str] | None, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_search_results({"apis": [{"id": "api_1", **({} if match is None else {"match": match})}]}, [{}])
+    assert capsys.readouterr().out.splitlines()[1].endswith("not measured" + reason)
+
+
+def test_a_long_line_of_a_listing_stays_indented(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    print_search_results({"apis": [{"id": "api_1", "match": ["name", "description", "operations"]}]}, [{}])
+    first, *others, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("api_1")
+    assert len(others) > 1
+    assert all(line.startswith("    ") for line in others)
+
+
 def test_json_is_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": "ä"})
     assert json.loads(capsys.readouterr().out) == {"a": "ä"}
@@ -195,7 +221,7 @@ def test_a_field_error_names_the_member_its_reason_and_its_value(pointer: str, l
     [
         (
             lambda: print_search_results({"apis": [], "total": 0}, []),
-            "Nothing found. Use other words or fewer filters.",
+            "Nothing found.",
         ),
         (lambda: print_calls({"calls": [], "total": 0}), "No calls."),
     ],

@@ -401,7 +401,7 @@ async def test_ten_listings_take_two_kilobytes_at_most(make, gateway, text):
     assert len(format_json(told).encode()) <= 2_000
     assert [one["status"] for one in told["apis"]] == ["paused"] * 10
     assert told["advice"].startswith(
-        "No API matches wether; showing weather. No API matches all of weather and"
+        'No API matches "wether"; showing "weather". No API matches all of "weather" and'
     )
 
 
@@ -416,14 +416,14 @@ async def test_a_search_that_finds_nothing_names_the_closest_listings_and_the_ta
     gateway.answers = [answer] * 3
     told = (await run_tool(make(), "search_apis", query="rain", tag="x")).document
     assert told["advice"] == (
-        'No API matches rain. Without the filters: "Rain". Try other words, such as the tags of this catalog: "data".'
+        'No API matches "rain". Without the filters: "Rain". Try other words, such as the tags of this catalog: "data".'
     )
     gateway.answers = [
         lambda _: httpx.Response(200, json={"apis": [], "total": 0, "words": ["rain"]}),
         lambda _: httpx.Response(500),
     ]
-    told = (await run_tool(make(), "search_apis", query="rain")).document
-    assert told["advice"] == "No API matches rain. Try other words."
+    told = (await run_tool(make(), "search_apis", query="rain", limit=5)).document  # no filter
+    assert told["advice"] == 'No API matches "rain". Try other words.'
 
 
 @pytest.mark.parametrize("page", [{}, {"apis": None}, {"apis": "x"}, {"apis": [1, None, "x"]}, []])

@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from tollway.discovery.search_text import advise_search, explain_search
+from tollway.discovery.search_text import advise_search, explain_search, read_names
 
 PAGES: list[tuple[dict[str, Any], str]] = [
     ({}, ""),
     ({"total": 3, "totalAll": 2, "words": ["price"], "corrections": []}, ""),
     (
         {"total": 3, "totalAll": 0, "words": ["price"], "corrections": []},
-        "No API matches price; these are the closest.",
+        'No API matches "price"; these are the closest.',
     ),
     (
         {"total": 3, "totalAll": 0, "words": ["price", "of", "ether"]},
-        "No API matches all of price, of and ether; these are the closest.",
+        'No API matches all of "price", "of" and "ether"; these are the closest.',
     ),
     (
         {
@@ -22,11 +22,11 @@ PAGES: list[tuple[dict[str, Any], str]] = [
             "words": ["weather"],
             "corrections": [{"word": "wether", "replacement": "weather"}],
         },
-        "No API matches wether; showing weather.",
+        'No API matches "wether"; showing "weather".',
     ),
-    ({"total": 0, "totalAll": 0, "words": ["a", "b"]}, "No API matches a or b."),
+    ({"total": 0, "totalAll": 0, "words": ["a", "b"]}, 'No API matches "a" or "b".'),
     ({"total": 0, "totalAll": 0, "words": []}, "Nothing found."),
-    ({"total": 0, "words": [7, "a\u202e\x1b[2J", None]}, "No API matches a[2J."),
+    ({"total": 0, "words": [7, "a\u202e\x1b[2J", None]}, 'No API matches "a[2J".'),
     ({"total": 0, "words": "x", "corrections": [1, "x"]}, "Nothing found."),
 ]
 
@@ -42,16 +42,30 @@ def test_a_long_query_is_named_in_part() -> None:
 
 
 ADVICE: list[tuple[dict[str, Any], str]] = [
-    ({"closest": ["Rain"], "tags": [], "has_filters": True}, 'Without the filters: "Rain".'),
-    ({"closest": [], "tags": [], "has_filters": True}, "Use fewer filters. Try other words."),
+    ({"closest": ["Rain"], "tags": []}, 'Without the filters: "Rain".'),
+    ({"closest": list("abcd"), "tags": []}, 'Without the filters: "a", "b", "c".'),
     (
-        {"closest": [], "tags": ["data", "geo"], "has_filters": False},
+        {"closest": [], "tags": ["data", "geo"]},
         'Try other words, such as the tags of this catalog: "data", "geo".',
     ),
-    ({"closest": [], "tags": [], "has_filters": False}, "Try other words."),
+    ({"closest": [], "tags": []}, "Try other words."),
 ]
 
 
 def test_says_what_to_try_when_nothing_was_found() -> None:
     for given, sentences in ADVICE:
         assert advise_search(**given) == sentences
+
+
+# a document -> the names that are read
+NAMED: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({"apis": [{"id": "api_1", "name": "Rain"}]}, "apis", ["Rain"]),
+    ({"tags": [{"tag": "data", "count": 3}, {"tag": 7}, 7, None]}, "tags", ["data"]),
+    ({"tags": "x"}, "tags", []),
+    ({}, "tags", []),
+]
+
+
+def test_reads_names_of_listings_and_tags() -> None:
+    for document, member, names in NAMED:
+        assert read_names(document, member) == names

@@ -24,6 +24,8 @@ from tollway.cli.output import (
     print_search_results,
 )
 from tollway.client import CallerFailure, TollwayClient, requests
+from tollway.client.call_io import ControlRequest
+from tollway.discovery.search_text import CLOSEST_MAX, FILTERS, advise_search, read_names
 
 
 def show_listing(
@@ -57,7 +59,12 @@ LOOKUPS_MAX = 100
 
 def search(
     ctx: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(help="Each of these words must occur.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What the API must do. APIs with all of these words are the first, then those with some."
+        ),
+    ] = None,
     page: Annotated[int, typer.Option("--page")] = 1,
     limit: Annotated[int, typer.Option("--limit")] = 20,
     tag: Annotated[str | None, typer.Option("--tag")] = None,
@@ -99,11 +106,28 @@ def search(
             "verified": verified,
             "sort": sort,
         }
-        found = client.fetch_document(requests.search_apis(" ".join(words or ()), query))
-        if is_for_people(as_json=as_json):
-            print_search_results(found, _fetch_details(client, found))
-        else:
+        text = " ".join(words or ())
+        found = client.fetch_document(requests.search_apis(text, query))
+        if not is_for_people(as_json=as_json):
             print_json(found)
+        elif found.get("total") == 0:
+            is_filtered = any(query[name] is not None for name in FILTERS)
+            print_search_results(found, (), advice=_advise(client, text, is_filtered=is_filtered))
+        else:
+            print_search_results(found, _fetch_details(client, found))
+
+
+def _advise(client: TollwayClient, text: str, *, is_filtered: bool) -> str:
+    """What to try after a search for `text` that found nothing."""
+
+    def fetch_names(request: ControlRequest, member: str) -> list[str]:
+        try:
+            return read_names(client.fetch_document(request), member)
+        except CallerFailure:
+            return []
+
+    closest = fetch_names(requests.search_apis(text, {"limit": CLOSEST_MAX}), "apis") if is_filtered else []
+    return advise_search(closest=closest, tags=fetch_names(requests.count_listings(None), "tags"))
 
 
 def _fetch_details(client: TollwayClient, page: dict[str, Any]) -> list[dict[str, Any]]:

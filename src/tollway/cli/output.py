@@ -13,6 +13,7 @@ from typing import Any
 from pydantic_core import from_json
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -76,11 +77,12 @@ def print_json(document: object, *, is_error: bool = False) -> None:
     (sys.stderr if is_error else sys.stdout).write(text + "\n")
 
 
-def print_search_results(page: JsonObject, details: Sequence[JsonObject]) -> None:
-    """Prints the listings that a search found, in its order: two lines each, and the beginning of the description. `details`: of each listing; empty for one that no longer exists."""
+def print_search_results(page: JsonObject, details: Sequence[JsonObject], *, advice: str = "") -> None:
+    """Prints the listings that a search found, in its order: two lines each, and the beginning of the description. `details`: of each listing; empty for one that no longer exists.
+    `advice`: what to try, for a search that found nothing."""
     understood = explain_search(page)
     if page.get("total") == 0:
-        print_foot(f"{understood} Use other words or fewer filters.".strip())
+        print_foot(f"{understood} {advice}".strip())
         return
     if understood:
         print_foot(understood)
@@ -89,7 +91,7 @@ def print_search_results(page: JsonObject, details: Sequence[JsonObject]) -> Non
         words = [format_price(api), *_describe_listing(api, more)]
         name = plain_line(format_value(api.get("name")))
         console.print(Text.assemble((plain_line(format_value(api.get("id"))), "bold"), "  ", name))
-        console.print(Text("    " + plain_line(" · ".join(words))))
+        console.print(Padding(Text(plain_line(" · ".join(words))), (0, 0, 0, 4), expand=False))
         description = plain_line(format_value(api.get("description") or ""))
         if description:
             console.print(Text(set_cell_size("    " + description, console.width).rstrip(), style="dim"))
@@ -110,6 +112,8 @@ def _describe_listing(api: JsonObject, more: JsonObject) -> Iterator[str]:
     fields = [format_value(field) for field in _entries(api.get("match"))]
     if fields:
         yield f"found in {', '.join(fields)}"
+    elif api.get("match") == []:
+        yield "similar in meaning"
 
 
 def _format_quality(quality: object) -> str:

@@ -45,7 +45,7 @@ from tollway.client.requests import CallOptions
 from tollway.client.responses import CallResponse, is_from_gateway, read_json
 from tollway.client.safe_text import bound_document, format_json, format_value, plain, plain_line
 from tollway.discovery.forms import MULTIPART, URLENCODED, FormField, Unwritable, write_form
-from tollway.discovery.search_text import advise_search, explain_search
+from tollway.discovery.search_text import CLOSEST_MAX, FILTERS, advise_search, explain_search, read_names
 from tollway.errors import StorageUnavailable
 from tollway.money import format_decimal
 
@@ -416,8 +416,6 @@ HISTORY_LIMIT = 10
 NAME_BYTES_MAX, DESCRIPTION_CHARACTERS_MAX = 60, 400
 SEARCH_BYTES_MAX, SEARCH_BYTES_EACH = 2_000, 200
 """The result of a search has at most the first, and with more than ten listings at most the second for each: names and descriptions are cut."""
-CLOSEST_MAX, TAGS_NAMED_MAX = 3, 8
-"""The listings and tags that the result of a search names that found nothing."""
 WORD_CHARACTERS_MAX, WORDS_MAX = 64, 20
 """Of a tag, a network, a state; and how many of them."""
 
@@ -503,27 +501,23 @@ class AgentTools:
             return {}
         sentences = [explain_search(page)]
         if page.get("total") == 0:
-            is_filtered = set(arguments) > {"query"}
+            is_filtered = not FILTERS.isdisjoint(arguments)
             closest = (
                 await self._fetch_names(requests.search_apis(words, {"limit": CLOSEST_MAX}), "apis")
                 if is_filtered
                 else []
             )
             tags = await self._fetch_names(requests.count_listings(None), "tags")
-            sentences.append(
-                advise_search(closest=closest, tags=tags[:TAGS_NAMED_MAX], has_filters=is_filtered)
-            )
+            sentences.append(advise_search(closest=closest, tags=tags))
         advice = " ".join(filter(None, sentences))
         return {"advice": plain_line(advice)} if advice else {}
 
     async def _fetch_names(self, request: ControlRequest, member: str) -> list[str]:
         """The names of listings or tags; none where they cannot be read."""
         try:
-            entries = (await self.client.fetch_document(request)).get(member)
+            return read_names(await self.client.fetch_document(request), member)
         except (CallerFailure, ValueError):
             return []
-        listed = [one for one in entries if isinstance(one, Mapping)] if isinstance(entries, list) else []
-        return [name for one in listed if isinstance(name := one.get("name", one.get("tag")), str)]
 
     async def _fetch_details(self, api_id: str) -> Mapping[str, object]:
         """The details of a listing; empty where they cannot be read."""

@@ -83,6 +83,16 @@ async def test_a_search_result_has_price_quality_and_match(mcp_tools: McpTools) 
     assert (answer.content["total"], answer.content["page"]) == (1, 1)
 
 
+async def test_a_search_result_says_that_an_api_is_paused(
+    gateway: InProcessGateway, mcp_tools: McpTools
+) -> None:
+    (found,) = (await ask(mcp_tools, "search_resources")).content["resources"]
+    assert "status" not in found
+    await gateway.revise(await mcp_tools.find_listing("api_quotes"), status="paused")
+    (found,) = (await ask(mcp_tools, "search_resources")).content["resources"]
+    assert found["status"] == "paused"
+
+
 async def test_a_search_without_words_lists_all_apis(mcp_tools: McpTools) -> None:
     assert (await ask(mcp_tools, "search_resources")).content["total"] == 1
     assert (await ask(mcp_tools, "search_resources", query="  ")).content["total"] == 1
@@ -95,11 +105,11 @@ ADVISED: list[tuple[dict[str, Any], int, str | None]] = [
     (
         {"query": "quotes of zeppelins"},
         1,
-        "No API matches all of quotes and zeppelins; these are the closest.",
+        'No API matches all of "quotes" and "zeppelins"; these are the closest.',
     ),
-    ({"query": "qoutes"}, 1, "No API matches qoutes; showing quotes."),
-    ({"query": "zeppelin"}, 0, "No API matches zeppelin. Try other words"),
-    ({"query": "quotes", "tag": "none"}, 0, 'No API matches quotes. Without the filters: "Quotes"'),
+    ({"query": "qoutes"}, 1, 'No API matches "qoutes"; showing "quotes".'),
+    ({"query": "zeppelin"}, 0, 'No API matches "zeppelin". Try other words'),
+    ({"query": "quotes", "tag": "none"}, 0, 'No API matches "quotes". Without the filters: "Quotes"'),
     ({"query": "!?"}, 0, "Nothing found. Try other words"),
 ]
 

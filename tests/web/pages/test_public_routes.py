@@ -16,6 +16,7 @@ from tollway.discovery.gateway_operator import GatewayOperator, Logo
 from tollway.errors import Code
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
+from tollway.registry.catalog import CatalogFacets, ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Operation
 from tollway.registry.quality import FAILED, Quality, Reputation, bucket_of, day_of
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
@@ -284,10 +285,10 @@ async def test_the_filters_of_the_form_find(query: str, found: int) -> None:
 # the words -> what the page says of them
 UNDERSTOOD = [
     ("quotes", 1, []),
-    ("what are the qoutes", 1, ["No API matches qoutes; showing quotes."]),
-    ("quotes zeppelin", 1, ["No API matches all of quotes, zeppelin; these are the closest."]),
-    ("zeppelin", 0, ["Nothing was found", "No API matches zeppelin.", "Try other words: those of a name"]),
-    ("zeppelin&tag=x", 0, ["No API matches zeppelin.", "Try other words or fewer filters."]),
+    ("what are the qoutes", 1, ['No API matches "qoutes"; showing "quotes".']),
+    ("quotes zeppelin", 1, ['No API matches all of "quotes", "zeppelin"; these are the closest.']),
+    ("zeppelin", 0, ["Nothing was found", 'No API matches "zeppelin".', "Try other words: those of a name"]),
+    ("zeppelin&tag=x", 0, ['No API matches "zeppelin".', "Try other words or fewer filters."]),
     ("!!", 0, ["The search has no word."]),
 ]
 
@@ -299,6 +300,31 @@ async def test_the_page_says_how_the_words_were_understood_and_what_to_try(clien
         for sentence in sentences:
             assert sentence in page.words, (words, page.words)
         assert ("No API" in page.words) == any("No API" in one for one in sentences), words
+
+
+class SimilarCatalog:
+    """A catalog whose searches find one listing, which has none of the words."""
+
+    async def search(self, query: ListingQuery) -> ListingPage:
+        return ListingPage(found=(ListingMatch(listing=QUOTES),), total=1)
+
+    async def count_facets(self, words: str | None) -> CatalogFacets:
+        return CatalogFacets()
+
+
+async def test_a_card_says_why_the_search_found_it(client: httpx.AsyncClient) -> None:
+    async with PageHarness(catalog=SimilarCatalog()).open_pages() as similar:
+        pages = [
+            await read(client, "/?q=data"),
+            await read(similar, "/?q=worth"),
+            await read(similar, "/"),
+        ]
+    reasons = ("words found in: tags", "similar in meaning")
+    assert [[one for one in reasons if one in page.words] for page in pages] == [
+        [reasons[0]],
+        [reasons[1]],
+        [],
+    ]
 
 
 async def test_the_field_of_the_search_names_tags_of_the_catalog_which_find_something(
@@ -393,6 +419,8 @@ async def test_the_page_links_to_its_neighbours(
     page = await read(client, f"/{query}")
     assert sum(one.startswith("/apis/") for one in page.addresses) == found
     assert [one for one in page.addresses if one.startswith("?")] == links
+    assert "25 APIs" in page.words  # also on a page after the last one
+    assert ("‹ previous" in page.words, "next ›" in page.words) == ("page=" in query, query == "")
 
 
 # ---- One API.

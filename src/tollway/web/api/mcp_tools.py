@@ -27,7 +27,7 @@ from tollway.discovery.listing_view import arguments_json
 from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.discovery.requests import ToolRequest, make_request
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
-from tollway.discovery.search_text import advise_search, explain_search
+from tollway.discovery.search_text import CLOSEST_MAX, advise_search, explain_search
 from tollway.discovery.tool_results import (
     MPP_REQUIRED,
     PAYMENT_ERROR,
@@ -75,9 +75,6 @@ NAME_MAX, FOUND_WORDS_MAX, SHOWN_WORDS_MAX = 120, 300, 4_000
 
 SEARCHES_AT_ONCE = 4
 """Searches of agents that run at once; further ones wait in order of arrival."""
-
-CLOSEST_MAX, TAGS_NAMED_MAX = 3, 8
-"""The listings and tags that the result of a search names that found nothing."""
 
 _CONTROL_HEADERS = {
     "paymentTx": "x-payment-tx",
@@ -164,8 +161,7 @@ class McpTools:
             sentences.append(
                 advise_search(
                     closest=[found.listing.name for found in nearest.found],
-                    tags=[tag for tag, _ in (await catalog.count_facets(None)).tags[:TAGS_NAMED_MAX]],
-                    has_filters=nearest.total > 0,
+                    tags=[tag for tag, _ in (await catalog.count_facets(None)).tags],
                 )
             )
         advice = " ".join(filter(None, sentences))
@@ -185,6 +181,7 @@ class McpTools:
             "tags": clean_tags(listing.tags),
             "quality": quality_json(found.reputation.quality),
             "verified": found.reputation.is_verified,
+            **({"status": "paused"} if listing.status == "paused" else {}),
             "links": {name: links[name] for name in ("agent", "mcp", "gateway") if name in links},
         }
 

@@ -38,13 +38,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsView:
-    """A page of results. `cards`: listings with their lowest and highest price. `older`, `newer`: paths of the pages beside it."""
+    """A page of results. `cards`: listings with their lowest and highest price. `has_words`: of the search. `previous`, `following`: paths of the pages beside it."""
 
     cards: tuple[tuple[ListingMatch, tuple[Price, Price]], ...]
     total: int
     is_lower_bound: bool
-    older: str | None
-    newer: str | None
+    has_words: bool
+    previous: str | None
+    following: str | None
 
 
 def find_prices(listing: Listing, operations: Sequence[ApiOperation] = ()) -> tuple[Price, Price]:
@@ -63,7 +64,7 @@ def name_network(chain_id: ChainId, profiles: Mapping[ChainId, NetworkProfile]) 
 def view_results(page: ListingPage, query: ListingQuery, given: Sequence[tuple[str, str]]) -> ResultsView:
     """`given`: the parameters of the request; the links to the pages beside have them."""
     last = -(-page.total // query.limit)
-    has_older = query.page < last or (page.is_lower_bound and len(page.found) == query.limit)
+    has_following = query.page < last or (page.is_lower_bound and len(page.found) == query.limit)
     kept = [(name, value) for name, value in given if name != "page" and value]
 
     def link(number: int) -> str:
@@ -73,8 +74,9 @@ def view_results(page: ListingPage, query: ListingQuery, given: Sequence[tuple[s
         cards=tuple((found, find_prices(found.listing)) for found in page.found),
         total=page.total,
         is_lower_bound=page.is_lower_bound,
-        older=link(query.page + 1) if has_older else None,
-        newer=link(query.page - 1) if query.page > 1 else None,
+        has_words=query.words is not None,
+        previous=link(query.page - 1) if query.page > 1 else None,
+        following=link(query.page + 1) if has_following else None,
     )
 
 
