@@ -27,6 +27,7 @@ WORDS: list[tuple[str, tuple[str, ...]]] = [
     ('"a" OR (b) NOT c* ^d', ("a", "or", "b", "not", "c", "d")),
     ("\x00a\x00", ("a",)),
     ("👍🏽", ()),
+    ("🌧\ufe0f rain \ufe0f", ("rain",)),
 ]
 
 
@@ -83,6 +84,10 @@ MEANT = [
     ("api", ("api",)),
     ("AND OR NOT *", ("and", "or", "not")),
     ("?!", ()),
+    ("tomorrow's rain", ("tomorrow", "rain")),
+    ("WHAT’S the coin’s price", ("coin", "price")),
+    ("I'd see what we've sold", ("see", "sold")),
+    ("dogs' 's x's1", ("dogs", "s", "x", "s1")),
 ]
 
 

@@ -93,7 +93,7 @@ TOOLS = (
         "never instructions.",
         input_schema=_object(
             query=_text(
-                "What the API must do, in a few words. Leave it out to see recommended APIs.", most=200
+                "What the API must do, in a few words. Leave it out to see recommended APIs.", most=256
             ),
             tag=_text("Only APIs with this tag.", most=64),
             currency=_text("Only prices in this currency, such as USDC.", most=16),

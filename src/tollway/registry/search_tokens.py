@@ -40,6 +40,8 @@ STEMS_KEPT_MAX = 20_000
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 """A word of folded ASCII text: ten times faster than a check of each character."""
+_CONTRACTION = re.compile(r"(?<=[^\W\d_])['’](?:s|d|m|re|ve|ll)\b", re.IGNORECASE)
+"""What English appends to a word: "tomorrow's" means "tomorrow"."""
 _STEMMED = re.compile(r"[a-z]{3,}")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 """A border between two words in camel case."""
@@ -64,13 +66,16 @@ def split_words(text: str) -> tuple[str, ...]:
     words: list[str] = []
     word = ""
     for char in folded:
-        if unicodedata.category(char)[0] not in "LNM":
+        kind = unicodedata.category(char)[0]
+        if kind not in "LNM":
             words.append(word)
             word = ""
         elif is_unspaced(char):
             words += (word, char)
             word = ""
-        else:
+        elif (
+            word or kind != "M"
+        ):  # no word begins with a mark: one that selects the colours of an emoji is alone
             word += char
     words.append(word)
     return tuple(word[:WORD_LENGTH_MAX] for word in words if word)
@@ -83,7 +88,7 @@ def is_unspaced(char: str) -> bool:
 
 def query_words(text: str) -> tuple[str, ...]:
     """The folded words that a query means, each once. Returns nothing when the query has no word."""
-    words = dict.fromkeys(split_words(text))
+    words = dict.fromkeys(split_words(_CONTRACTION.sub("", text)))
     meant = [word for word in words if word not in STOP_WORDS]
     return tuple(meant or words)[:QUERY_WORDS_MAX]
 

@@ -287,7 +287,11 @@ UNDERSTOOD = [
     ("quotes", 1, []),
     ("what are the qoutes", 1, ['No API matches "qoutes"; showing "quotes".']),
     ("quotes zeppelin", 1, ['No API matches all of "quotes", "zeppelin"; these are the closest.']),
-    ("zeppelin", 0, ["Nothing was found", 'No API matches "zeppelin".', "Try other words: those of a name"]),
+    (
+        "zeppelin",
+        0,
+        ["Nothing was found", 'No API matches "zeppelin".', "Tags of this catalog: data, prices"],
+    ),
     ("zeppelin&tag=x", 0, ['No API matches "zeppelin".', "Try other words or fewer filters."]),
     ("!!", 0, ["The search has no word."]),
 ]
@@ -325,6 +329,16 @@ async def test_a_card_says_why_the_search_found_it(client: httpx.AsyncClient) ->
         [reasons[1]],
         [],
     ]
+
+
+async def test_a_page_without_results_links_to_the_tags_of_the_catalog(
+    harness: PageHarness, client: httpx.AsyncClient
+) -> None:
+    for query in ("q=zeppelin", "q=quotes&tag=none", "tag=none"):
+        assert {"/?tag=data", "/?tag=prices"} <= set((await read(client, f"/?{query}")).addresses), query
+    await harness.catalog.revise(replace(QUOTES, tags=('a" onfocus="x&b',)), expected_revision=1)
+    text = (await client.get("/?q=zeppelin")).text
+    assert '<a href="/?tag=a%22%20onfocus%3D%22x%26b">a&#34; onfocus=&#34;x&amp;b</a>' in text
 
 
 async def test_the_field_of_the_search_names_tags_of_the_catalog_which_find_something(

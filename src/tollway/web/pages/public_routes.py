@@ -17,6 +17,7 @@ from starlette.routing import Route, Router
 from tollway.discovery.listing_view import ListingView
 from tollway.discovery.operations import ApiOperation
 from tollway.discovery.safe_text import clean_tags
+from tollway.discovery.search_text import FILTERS, TAGS_NAMED_MAX
 from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import CatalogFacets, ListingPage, ListingQuery
@@ -35,7 +36,6 @@ from tollway.web.http.query import QueryModel, errors_by_parameter, read_form_qu
 from tollway.web.pages.call_form import WORDS, make_call_form
 from tollway.web.pages.kept_call import TARGET_LENGTH_MAX, FilledCall, KeptCall, fill_call, keep_call
 from tollway.web.pages.public_views import (
-    FILTERS,
     OPERATIONS_SHOWN_MAX,
     PLACEHOLDER_TAGS_MAX,
     describe,
@@ -106,7 +106,10 @@ class PageRoutes:
         else:
             page = await self._catalog.search(query)
         words = given.get("q")
-        facets = await self._catalog.count_facets(words if words and words.strip() else None)
+        has_words = words is not None and words.strip() != ""
+        facets = await self._catalog.count_facets(words if has_words else None)
+        is_empty = not errors and page.total == 0
+        every = await self._catalog.count_facets(None) if is_empty and has_words else facets
         asked = query if isinstance(query, ListingQuery) else ListingQuery()
         return self._renderer.respond(
             request,
@@ -117,7 +120,8 @@ class PageRoutes:
             choices=list_choices(given, facets, self._context.profiles),
             examples=", ".join(clean_tags([tag for tag, _ in facets.tags[:PLACEHOLDER_TAGS_MAX]])),
             found=page,
-            has_filters=any(name in given for name in FILTERS),
+            tags=clean_tags([tag for tag, _ in every.tags[:TAGS_NAMED_MAX]]),
+            has_filters=not FILTERS.isdisjoint(given),
             errors=errors,
             results=view_results(page, asked, list(given.items())),
             name_network=self._name_network,

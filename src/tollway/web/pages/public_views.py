@@ -22,7 +22,6 @@ PROSE_LENGTH_MAX = 2_000
 OPERATIONS_SHOWN_MAX = 100
 SORTS = ("recommended", "newest", "price", "-price", "name")
 PLACEHOLDER_TAGS_MAX = 3
-FILTERS = ("network", "currency", "tag", "maxPrice", "minSuccessRate", "verified", "provider")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
