@@ -20,6 +20,7 @@ WORDS: list[tuple[str, tuple[str, ...]]] = [
     ("Weather Pro", ("weather", "pro")),
     ("e-mail a_b v2.5", ("e", "mail", "a", "b", "v2", "5")),
     ("Ｃafé CAFÉ cafe\u0301", ("cafe", "cafe", "cafe")),
+    ("wea\U000e0152ther wea\u200bther", ("wea", "ther", "wea", "ther")),  # hidden characters are in no word
     ("Straße", ("strasse",)),
     ("İstanbul", ("istanbul",)),
     ("天気API", ("天", "気", "api")),

@@ -15,6 +15,7 @@ from snowballstemmer.english_stemmer import EnglishStemmer
 
 from tollway.registry.listing import Listing
 from tollway.registry.openapi import walk_operations
+from tollway.registry.text import drop_refused_characters
 
 WORD_LENGTH_MAX = 64
 """Longer words are cut to this length, in texts and in queries."""
@@ -67,7 +68,7 @@ def split_words(text: str) -> tuple[str, ...]:
     word = ""
     for char in folded:
         kind = unicodedata.category(char)[0]
-        if kind not in "LNM":
+        if kind not in "LNM" or (kind == "M" and not drop_refused_characters(char)):
             words.append(word)
             word = ""
         elif is_unspaced(char):

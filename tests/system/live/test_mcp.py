@@ -113,7 +113,7 @@ async def test_the_typescript_client_finds_pays_and_calls(harness: Harness, revi
     keep_transcript(f"mcp-typescript-{revision}-{rail}", told)
     assert told["tools"] == TOOLS
     (found,) = told["found"]["resources"]
-    assert (found["apiId"], found["match"]) == (harness.api_id, ["name"])
+    assert (found["apiId"], found["match"]) == (harness.api_id, ["name", "operations"])
     assert told["terms"]["isError"]
     assert told["answer"]["isError"] is False, told["answer"]
     check_answer(told["answer"], told["receipt"])

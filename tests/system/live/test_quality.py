@@ -105,7 +105,7 @@ async def test_quality_is_measured_from_other_peoples_paid_calls_and_ranks_searc
     # A listing without quality is ranked as one with a rate of 0.82.
     assert await harness.find("q=zeppelin&sort=relevance") == [free, own, measured, poor]
     assert await harness.find("q=zeppelin&minSuccessRate=0.5") == [measured]
-    assert await harness.find("q=zeppelin&minSuccessRate=0") == [poor, measured]
+    assert await harness.find("q=zeppelin&minSuccessRate=0&sort=newest") == [poor, measured]
     await harness.pay_and_call(measured, caller, good=2 * GOOD, bad=0)
     await harness.wait_measured(measured, 3 * GOOD + BAD)
     assert await harness.find("q=zeppelin&sort=relevance") == [measured, free, own, poor]

@@ -387,7 +387,7 @@ async def test_a_bazaar_client_finds_the_listing_with_the_terms_of_its_402(
 
     assert (listed["error"], searched["error"]) == (None, None)
     everything, found = listed["found"]["items"], searched["found"]["resources"]
-    assert [entry["resource"] for entry in found] == [harness.tap.url + target]
+    assert found[0]["resource"] == harness.tap.url + target  # names of other listings may be similar
     assert harness.tap.url + target in {entry["resource"] for entry in everything}
     assert {entry["type"] for entry in everything} == {"http"}
     assert found[0]["accepts"] == offered

@@ -23,9 +23,6 @@ import subprocess  # noqa: F401
 from tests.kit import forkserver
 from tests.system.transcripts import adapter
 
-# As if the extra for search by meaning were not installed: what it finds depends on when its background task ran.
-sys.modules["numpy"] = None  # type: ignore[assignment]  # this is how Python marks a module that cannot be imported
-
 EPOCH_MS = 1_800_000_000_000
 _clock: Any = None
 
@@ -63,6 +60,8 @@ def set_clocks() -> None:
 
 
 def main() -> None:
+    # As if the extra for search by meaning were not installed: what it finds depends on when its background task ran.
+    sys.modules["numpy"] = None  # type: ignore[assignment]  # this is how Python marks a module that cannot be imported
     set_clocks()
     adapter.load()
     forkserver.serve(run_command)
