@@ -127,8 +127,8 @@ async def test_pages_are_whole_without_javascript(browser: Browser, site: Site) 
         assert "operation=" in page.url
         await page.get_by_role("link", name=str(site.provider.address)).first.click()
         assert "Sells 25 APIs" in await page.locator("main").inner_text()
-        await page.get_by_role("link", name="older").click()
-        assert await page.get_by_role("link", name="newer").count() == 1
+        await page.get_by_role("link", name="next").click()
+        assert await page.get_by_role("link", name="previous").count() == 1
         assert await page.get_by_role("button", name="Dark").count() == 0, (
             "a switch that needs JavaScript is hidden"
         )
