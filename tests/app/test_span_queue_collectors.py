@@ -19,6 +19,8 @@ from tests.kit.gateway import CHAIN, PAY_TO, USDC
 from tests.kit.listings import sample_listing
 from tests.kit.payer import KeyWallet
 from tests.kit.upstream import LoopbackUpstream, plain, run_upstream, until
+from tests.kit.waits import DEADLINE_S
+from tollway.app import span_queue
 from tollway.app.lifecycle import App
 from tollway.config.settings import load_settings
 from tollway.identity.signatures import transaction_digests
@@ -247,6 +249,7 @@ async def test_a_collector_that_accepts_has_every_span(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The status decides. No body of a response is read."""
+    monkeypatch.setattr(span_queue, "CLOSE_WAIT_S", DEADLINE_S)
     async with run_collector(TAKEN[name]) as collector:
         async with open_gateway(tmp_path, collector.port, monkeypatch) as calls:
             await calls.make(1)
