@@ -121,7 +121,7 @@ async def test_before_the_listener_closes_balancers_have_the_notice(tmp_path: Pa
 FOR_PEOPLE = {
     *("/", "/docs", "/docs/{}", "/favicon.svg", "/problems", "/problems/{}"),
     "/ui/{}/{}",
-    *("/robots.txt", "/.well-known/security.txt"),
+    *("/robots.txt", "/sitemap.xml", "/.well-known/security.txt"),
 }
 """Pages and their files, which are not in the contract."""
 
