@@ -36,6 +36,7 @@ from tollway.limits import Limits
 from tollway.registry.draft import ListingBody
 from tollway.registry.listing_patch import KEPT_MEMBERS
 from tollway.registry.moderation import restore_listing, suspend_listing
+from tollway.registry.quality import Quality, Reputation
 
 OPERATIONS = [
     {"method": "GET", "path": "/a", "pricePerRequest": "0.5"},
@@ -342,8 +343,9 @@ async def test_the_list_has_price_state_and_calls_and_the_suspended_ones(setup: 
 async def test_the_list_has_every_page(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_listings, "PAGE_LISTINGS_MAX", 1)
     setup.wallet = read_wallet(setup.key_file).address
-    for name in ("A", "B"):
-        await setup.harness.publish(name=name)
+    oldest, _ = [await setup.harness.publish(name=name) for name in ("A", "B")]
+    sold = Reputation(quality=Quality(calls=100, success_ppm=1_000_000, p50_ms=1, p95_ms=1), verified_ms=1)
+    await setup.harness.stores.set_reputation(oldest["id"], sold)  # other lists begin with it
     shown = json.loads((await setup.run("listing", "list")).stdout)
     assert [row["name"] for row in shown["listings"]] == ["B", "A"]
 

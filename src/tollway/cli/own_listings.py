@@ -98,7 +98,7 @@ def _search_own(client: TollwayClient) -> tuple[list[Mapping[str, Any]], int]:
     """The public listings of the wallet, up to `LISTINGS_MAX`, and how many there are."""
     rows: list[Mapping[str, Any]] = []
     while True:
-        query = {"provider": str(client.address), "limit": PAGE_LISTINGS_MAX}
+        query = {"provider": str(client.address), "limit": PAGE_LISTINGS_MAX, "sort": "newest"}
         page = client.fetch_document(
             requests.search_apis(None, {**query, "page": len(rows) // PAGE_LISTINGS_MAX + 1})
         )

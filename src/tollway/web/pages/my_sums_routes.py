@@ -102,9 +102,13 @@ class SumPages:
             is_credit_lower_bound=len(payments) > PAYMENTS_SUMMED_MAX,
             calls_held=await self._count_held(payer, "payer"),
             sales_held=await self._count_held(reader.address, "provider"),
-            listings=(await context.catalog.search(ListingQuery(provider=reader.address, limit=1))).total,
+            listings=(
+                await context.catalog.search(ListingQuery(provider=reader.address, limit=1, sort="newest"))
+            ).total,
             listings_unproved=(
-                await context.catalog.search(ListingQuery(provider=reader.address, verified=False, limit=1))
+                await context.catalog.search(
+                    ListingQuery(provider=reader.address, verified=False, limit=1, sort="newest")
+                )
             ).total,
         )
 
