@@ -61,7 +61,6 @@ LONG_FUNCTIONS: dict[str, int] = {}
 """`file:function` -> lines that it may have."""
 
 LONG_FILES: dict[str, str] = {
-    "client/agent_tools.py": "the tools of `tollway mcp`: their schemas, their arguments and their results, which have one size and one label",
     "client/records.py": "one record for each response of the gateway, and the one reader of all of them",
     "client/store.py": "the one file of a wallet: its payments, its authorisations and its keys share a budget and each transaction",
     "web/calls/gateway_app.py": "the ASGI application of calls: one request, its response and its stream",

@@ -8,17 +8,15 @@ import pytest
 
 from tests.kit.listings import realistic_document, show_listing
 from tollway.client import AsyncTollwayClient, Patience
-from tollway.client.agent_tools import (
+from tollway.client.agent_tool_results import (
     BODY_OF_GATEWAY,
     BODY_UNTRUSTED,
     DETAIL_UNTRUSTED,
     DOCUMENT_CHARACTERS_MAX,
     OPERATIONS_UNTRUSTED,
-    TOOLS,
     UNTRUSTED,
-    AgentTools,
-    find_tool,
 )
+from tollway.client.agent_tools import TOOLS, AgentTools, find_tool
 from tollway.client.safe_text import format_json
 from tollway.discovery.agent_document import describe_for_agents
 from tollway.limits import DEFAULT_LIMITS

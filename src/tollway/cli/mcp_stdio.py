@@ -24,7 +24,8 @@ from mcp_types import Tool as McpTool
 
 from tollway import __version__
 from tollway.client import AsyncTollwayClient
-from tollway.client.agent_tools import TOOLS, AgentTool, AgentToolResult, AgentTools, find_tool
+from tollway.client.agent_tool_results import AgentToolResult
+from tollway.client.agent_tools import TOOLS, AgentTool, AgentTools, find_tool
 from tollway.client.safe_text import format_json
 
 log = logging.getLogger(__name__)

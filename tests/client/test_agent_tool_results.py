@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from tollway.client.agent_tools import (
+from tollway.client.agent_tool_results import (
     BODY_BYTES_MAX,
     BODY_CHARACTERS_MAX,
     BODY_OF_GATEWAY,
