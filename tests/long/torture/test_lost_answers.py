@@ -176,13 +176,13 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class SharedGateways:
     gateways: list[Any]
     upstream: ScriptedUpstream
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(cluster: Any) -> AsyncIterator[Stage]:
+async def shared(cluster: Any) -> AsyncIterator[SharedGateways]:
     (gas,) = await cluster.wallets(1)
     settings = {**QUICK, **LONG_LIVED, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key, **UNHURRIED}
     url = await cluster.make_postgres()
@@ -190,16 +190,16 @@ async def stage(cluster: Any) -> AsyncIterator[Stage]:
         run_scripted_upstream() as upstream,
         cluster.gateways(2, database_url=url, settings=settings) as gateways,
     ):
-        yield Stage(gateways=gateways, upstream=upstream)
+        yield SharedGateways(gateways=gateways, upstream=upstream)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def harness(cluster: Any, stage: Stage) -> Harness:
+async def harness(cluster: Any, shared: SharedGateways) -> Harness:
     """With a listing of its own."""
     stall = await PaidListing.open(
-        cluster, stage.gateways, endpoint=stage.upstream.base_url, timeoutSeconds=TIMEOUT_S
+        cluster, shared.gateways, endpoint=shared.upstream.base_url, timeoutSeconds=TIMEOUT_S
     )
-    return Harness(cluster=cluster, upstream=stage.upstream, stall=stall)
+    return Harness(cluster=cluster, upstream=shared.upstream, stall=stall)
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
