@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from tollway.bounded_cache import BoundedCache
 from tollway.errors import Problem
-from tollway.gateway.headers import NEUTRAL, NO_CODING, ForwardedFields
+from tollway.gateway.headers import DECIDING, NO_CODING, ForwardedFields
 from tollway.gateway.idempotency import Repeat
 from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.rail import CallPayment, RailProof, Verified
@@ -27,8 +27,8 @@ from tollway.payments.proof import PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
 DECISIONS_MAX = 4_096
 SEEN_MAX = 16_384
 """The maximum of requests of which only a hash is stored, until the same request comes again."""
-NEUTRAL_BYTES_MAX = 256
-"""The value of a neutral header is a part of the key where it is longer, or not printable ASCII."""
+PLAIN_VALUE_BYTES_MAX = 256
+"""The value of a header that decides nothing is a part of the key where it is longer, or not printable ASCII: it may be refused."""
 
 
 class Follows(StrEnum):
@@ -49,10 +49,12 @@ INPUTS = MappingProxyType(
         "values of query parameters": Follows.CALL,
         "plain signature": Follows.KEY,
         "bound signature": Follows.CALL,
-        "header of another name": Follows.KEY,
+        "names and order of the headers": Follows.KEY,
+        "value of a header that decides": Follows.KEY,
+        "value of another header": Follows.CALL,
+        "value that may be refused": Follows.KEY,
         "header that Connection names": Follows.KEY,
         "header given twice": Follows.KEY,
-        "value of a neutral header": Follows.CALL,
         "Idempotency-Key": Follows.NEVER,
         "Tollway-Max-Price": Follows.NEVER,
         "body": Follows.CALL,
@@ -69,8 +71,8 @@ INPUTS = MappingProxyType(
 
 _NEVER = (b"idempotency-key", b"tollway-max-price")
 _BOUND = frozenset({SIGNATURE_HEADER, PARAMS_HEADER})
-_NEUTRAL_BOUND = NEUTRAL | _BOUND
-_PLAIN_VALUE = re.compile(rb"(?!%s$)[\x20-\x7e]{0,%d}" % (NO_CODING, NEUTRAL_BYTES_MAX))
+_DECIDING_BESIDE_BOUND = DECIDING - _BOUND
+_PLAIN_VALUE = re.compile(rb"(?!%s$)[\x20-\x7e]{0,%d}" % (NO_CODING, PLAIN_VALUE_BYTES_MAX))
 """Not `identity`, which decides whether `Accept-Encoding` is forwarded."""
 
 
@@ -141,7 +143,7 @@ class DecisionMemory:
 
     def _is_small(self, request: ProxyRequest) -> bool:
         """Whether the headers stay within their limit for any values of the headers that are not a part of the key."""
-        sizes = (len(name) + max(len(value), NEUTRAL_BYTES_MAX) + 4 for name, value in request.headers)
+        sizes = (len(name) + max(len(value), PLAIN_VALUE_BYTES_MAX) + 4 for name, value in request.headers)
         return sum(sizes) <= self._limits.headers_bytes_max
 
 
@@ -157,11 +159,11 @@ def find_key(request: ProxyRequest) -> Hashable | None:
     find_header = request.find_header
     if find_header(TX_HEADER) is None or not request.header_names.isdisjoint(_NEVER):
         return None
-    left_out = NEUTRAL if find_header(PARAMS_HEADER) is None else _NEUTRAL_BOUND
+    deciding = DECIDING if find_header(PARAMS_HEADER) is None else _DECIDING_BESIDE_BOUND
     is_plain = _PLAIN_VALUE.fullmatch
     headers = tuple(
         [
-            header[0] if header[0] in left_out and is_plain(header[1]) is not None else header
+            header if header[0] in deciding or is_plain(header[1]) is None else header[0]
             for header in request.headers
         ]
     )

@@ -170,31 +170,21 @@ def _forward_table(forward_headers: tuple[str, ...]) -> dict[bytes, str]:
     return {name.lower().encode(): name for name in wanted}
 
 
-NEUTRAL = frozenset(
-    {
-        b"accept",
-        b"accept-charset",
-        b"accept-encoding",
-        b"accept-language",
-        b"traceparent",
-        b"tracestate",
-        b"user-agent",
-    }
-)
-"""Headers that no decision about a call depends on. Their values are forwarded unchanged, or not at all; of `Accept-Encoding` only `NO_CODING` where the listing
-does not name it."""
+DECIDING = (_CONTROL | {b"connection", b"cdn-loop"}) - {b"content-digest", b"content-length", b"content-type"}
+"""Headers whose value decides something about a call. The value of any other is forwarded unchanged, or not at all; of `Accept-Encoding` only `NO_CODING` where
+the listing does not name it. The headers of the body are read, and the body is checked, at each call."""
 
 NO_CODING = b"identity"
 """The value of `Accept-Encoding` that asks for a response without a coding (RFC 9110 §12.5.3). It always goes upstream: a caller that sends it decodes nothing."""
 
 
 ForwardedFields = tuple[bytes | int, ...]
-"""The forwarded header fields of a request: bytes of HTTP/1.1, with the index of a request header in place of each neutral value
-(`NEUTRAL`)."""
+"""The forwarded header fields of a request: bytes of HTTP/1.1, with the index of a request header in place of each value that decides nothing
+(`DECIDING`)."""
 
 
 def render_fields(fields: ForwardedFields, headers: RawHeaders) -> bytes:
-    """Renders the fields for a request whose headers differ only in neutral values. Header values contain no control characters."""
+    """Renders the fields for a request whose headers differ only in values that decide nothing. They contain no control characters."""
     return b"".join([headers[part][1] if isinstance(part, int) else part for part in fields])
 
 
@@ -233,10 +223,10 @@ def forward_fields(
         if name in nominated:
             continue
         field = format_fields([(forwarded_name, text)])
-        if name in NEUTRAL:
-            parts += [forwarded_name.encode() + b": ", number, b"\r\n"]
-        else:
+        if name in DECIDING:
             parts.append(field)
+        else:
+            parts += [forwarded_name.encode() + b": ", number, b"\r\n"]
     if b"accept-encoding" not in nominated:
         parts += no_coding
     own = [] if secret is None else [secret]
