@@ -10,7 +10,7 @@ import platform
 import signal
 import socket
 import subprocess
-import sys
+import sysconfig
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -131,7 +131,11 @@ def find_filesystem(folder: Path) -> str:
 
 
 def describe_packages() -> dict[str, str]:
-    versions = {"python": sys.version.split()[0]}
+    """`pythonBuild`: how the interpreter was configured, and its compiler."""
+    versions = {
+        "python": platform.python_version(),
+        "pythonBuild": f"{sysconfig.get_config_var('CONFIG_ARGS')}, {platform.python_compiler()}",
+    }
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)

@@ -10,6 +10,7 @@ import compileall
 import datetime
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -49,6 +50,7 @@ from upstream import Upstream, serving_upstream
 from variety import HEADS, PATH, PATHS, vary_headers, vary_path
 from x402_rival import PATH as X402_PATH
 
+from tollway.app.doctor_findings import is_optimised_build
 from tollway.sandbox.chain import ChainDriver, prepare_playground, run_anvil
 
 RESULTS = ROOT / "bench" / "results"
@@ -56,6 +58,7 @@ OTHERS_SHARE_MAX = 0.25
 """The most CPU of other processes, as a part of the measured core. Some of it is the kernel's work for the packets of the measured program."""
 ENVOY_SPREAD_MAX = 0.10
 """The most by which Envoy's best round may exceed its worst. Beyond it the machine was not quiet."""
+SLOW_BUILD = "Python was built without profile-guided optimisation, and Envoy and nginx are release builds: a tenth of each ratio is the build."
 STAGES = ("start", "presentation", "search", "throughput", "latency", "streaming")
 
 
@@ -425,6 +428,8 @@ def list_notes(run: Run, machine: dict[str, Any]) -> list[str]:
     ]
     if cores < 2:
         notes.append("One core only: nothing is pinned, and the ratios mean little.")
+    if not is_optimised_build():
+        notes.append(SLOW_BUILD)
     if run.options.short:
         notes.append("Short form: too few and too short rounds for a figure that is quoted.")
     if machine["databasesOn"] in ("tmpfs", "ramfs"):
@@ -480,6 +485,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--heads", choices=HEADS, default="vary", help="of the varied rows")
     parser.add_argument("--paths", choices=PATHS, default="vary", help="of the varied rows")
     parser.add_argument("--no-postgres", action="store_true")
+    parser.add_argument(
+        "--slow-build", action="store_true", help="measure although Python is not an optimised build"
+    )
     parser.add_argument("--plain", action="store_true", help="as if nginx and wrk were not to be had")
     parser.add_argument("--folder", help="where databases are made; not on tmpfs")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -493,8 +501,19 @@ def read_options() -> argparse.Namespace:
     return options
 
 
+def refuse_slow_build() -> None:
+    """Envoy and nginx are release builds: a Python without profile-guided optimisation beside them measures its build."""
+    if not is_optimised_build():
+        sys.exit(
+            f"{platform.python_version()}: {SLOW_BUILD} Use an optimised Python, or measure this one with --slow-build; the result says so."
+        )
+
+
 def main() -> None:
-    found = uvloop.run(measure(read_options()))
+    options = read_options()
+    if not options.slow_build:
+        refuse_slow_build()
+    found = uvloop.run(measure(options))
     rows = judge(found)
     found["goals"] = [
         {

@@ -61,6 +61,25 @@ def cell(name: str, *rates: int, **given: Any) -> Any:
     return made
 
 
+@pytest.mark.parametrize(
+    ("is_optimised", "arguments", "is_refused"),
+    [(False, (), True), (False, ("--slow-build",), False), (True, (), False)],
+)
+def test_a_python_without_optimisation_is_compared_where_this_is_said(
+    monkeypatch: pytest.MonkeyPatch, is_optimised: bool, arguments: tuple[str, ...], is_refused: bool
+) -> None:
+    import run
+
+    begun: list[Any] = []
+    monkeypatch.setattr(run, "is_optimised_build", lambda: is_optimised)
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    monkeypatch.setattr(run, "measure", begun.append)
+    monkeypatch.setattr(run.uvloop, "run", lambda _: sys.exit("measured"))
+    with pytest.raises(SystemExit, match="--slow-build" if is_refused else "measured"):
+        run.main()
+    assert len(begun) == (0 if is_refused else 1)
+
+
 def test_a_ratio_is_of_one_round_and_then_the_median() -> None:
     from throughput import compare
 

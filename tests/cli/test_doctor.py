@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,30 @@ async def test_risky_settings_are_named(
     tmp_path: Path, changes: dict[str, object], check: str, level: str
 ) -> None:
     assert (await look(make_settings(tmp_path, **changes)))[check].level == level
+
+
+@pytest.mark.parametrize(
+    ("configured", "prefix", "level", "words"),
+    [
+        ("'--enable-shared' '--enable-optimizations'", "/opt/python", "ok", "an optimised build"),
+        ("'--enable-shared'", "/usr", "ok", "an optimised build"),
+        ("'--enable-shared'", "/opt/python", "note", "a call takes about a tenth more CPU"),
+        (None, "/opt/python", "note", "--enable-optimizations"),
+    ],
+    ids=["configured so", "of a distribution", "neither", "unknown"],
+)
+async def test_a_python_without_profile_guided_optimisation_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    configured: str | None,
+    prefix: str,
+    level: str,
+    words: str,
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": configured}.get)
+    monkeypatch.setattr(sys, "base_prefix", prefix)
+    finding = (await look(make_settings(tmp_path)))["python"]
+    assert (finding.level, words in finding.detail) == (level, True)
 
 
 async def test_without_the_extra_the_search_by_words_is_named(

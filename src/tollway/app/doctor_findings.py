@@ -4,6 +4,9 @@ They send no request to a chain node, a name server or a gateway, and make no ta
 """
 
 import asyncio
+import platform
+import sys
+import sysconfig
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -63,6 +66,7 @@ async def examine_local(settings: Settings, database: Database) -> AsyncIterator
     yield await examine_database(settings, database)
     for finding in examine_sqlite(database):
         yield finding
+    yield examine_python()
     yield await asyncio.to_thread(examine_search)
     if is_postgres(database):
         yield await examine_durability(database)
@@ -148,6 +152,24 @@ def examine_sqlite(database: Database) -> Iterator[Finding]:
             detail="this SQLite can lose pages when two processes write; stop the gateway before you moderate, "
             "or use SQLite 3.51.3 or newer",
         )
+
+
+def is_optimised_build() -> bool:
+    """Whether this interpreter was built with profile-guided optimisation. Those of distributions are, and do not record it."""
+    arguments = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    return "--enable-optimizations" in arguments or sys.base_prefix == "/usr"
+
+
+def examine_python() -> Finding:
+    check, version = "python", platform.python_version()
+    if is_optimised_build():
+        return Finding(check=check, level="ok", detail=f"{version}, an optimised build")
+    return Finding(
+        check=check,
+        level="note",
+        detail=f"{version}, built without profile-guided optimisation: a call takes about a tenth more CPU. Use Python 3.13 of a "
+        "distribution or of the image, or build it with --enable-optimizations --with-lto",
+    )
 
 
 def examine_search() -> Finding:
