@@ -85,6 +85,19 @@ def test_functions_and_modules_are_those_of_the_product() -> None:
     creations = count(lambda: [TxHash.parse("0x" + "00" * 32) for _ in range(2)])
     assert [code.co_qualname for code in creations.functions] == ["TxHash.parse"]
     assert [path.rpartition("/")[2] for path in creations.modules] == ["ids.py"]
+    assert creations.moves == 1
+
+
+def test_a_move_is_counted_where_the_module_changes() -> None:
+    def make() -> None:
+        for _ in range(3):
+            TxHash.parse("0x" + "00" * 32)
+        HeadLimits(head_bytes=1, line_bytes=1, headers=1)
+        ResponseParser("GET", LIMITS)
+        TxHash.parse("0x" + "00" * 32)
+
+    creations = count(make)
+    assert (len(creations.modules), creations.moves) == (2, 3)
 
 
 UNSEEN = {Address, TxHash, NoServerAvailable}

@@ -9,6 +9,7 @@ Counted, in every thread that starts inside `watching` and in the thread that op
 - **Functions**: code objects of files of `tollway` that were entered, closures and generators included, comprehensions not. One that
   was entered twice counts once.
 - **Modules**: the files of these functions.
+- **Moves**: how often a thread entered a function of another module than the one that it had entered before.
 
 Objects are counted in two sums. `in_transactions`: made inside a transaction on the database, where the writer works on a whole batch; on SQLite that is
 another thread. `in_call`: all others, so what the call's task makes, and what the writer makes around the batch.
@@ -48,6 +49,7 @@ class Creations:
     in_call: "Counter[Place]" = field(default_factory=Counter)
     in_transactions: "Counter[Place]" = field(default_factory=Counter)
     functions: set[CodeType] = field(default_factory=set)
+    moves: int = 0
 
     @property
     def sums(self) -> tuple[int, int]:
@@ -67,11 +69,20 @@ class Creations:
         """For a failed assertion: every class, and every line that made an instance of it."""
         return "\n".join(
             [
-                f"{len(self.functions)} functions, {len(self.modules)} modules",
+                f"{len(self.functions)} functions, {len(self.modules)} modules, {self.moves} moves",
+                *_list_functions(self.functions),
                 *_list_creations("in the call", self.in_call),
                 *_list_creations("in its transactions", self.in_transactions),
             ]
         )
+
+
+def _list_functions(functions: set[CodeType]) -> Iterator[str]:
+    by_module: dict[str, list[str]] = {}
+    for code in functions:
+        by_module.setdefault(code.co_filename.removeprefix(_ROOT), []).append(code.co_qualname)
+    for module, names in sorted(by_module.items()):
+        yield f"{len(names):4} {module}: " + ", ".join(sorted(names))
 
 
 def _list_creations(name: str, created: "Counter[Place]") -> Iterator[str]:
@@ -90,6 +101,7 @@ class ObjectCounter:
 
     def __init__(self) -> None:
         self._creations: Creations | None = None
+        self._last_module: dict[int, str] = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -103,6 +115,7 @@ class ObjectCounter:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[Creations]:
+        self._last_module.clear()
         creations = self._creations = Creations()
         sys.setprofile(self._profile)
         try:
@@ -117,13 +130,20 @@ class ObjectCounter:
             return
         code = frame.f_code
         if code.co_filename.startswith(_ROOT) and code.co_name not in _COMPREHENSIONS:
-            creations.functions.add(code)
+            self._note_function(creations, code)
         kind = _find_created_class(frame, code)
         if kind is not None:
             place = (f"{kind.__module__.removeprefix(_PACKAGE)}.{kind.__qualname__}", _find_place(frame))
             sums = creations.in_transactions if _is_in_transaction(frame) else creations.in_call
             with self._lock:
                 sums[place] += 1
+
+    def _note_function(self, creations: Creations, code: CodeType) -> None:
+        thread = threading.get_ident()
+        with self._lock:
+            creations.functions.add(code)
+            creations.moves += self._last_module.get(thread) != code.co_filename
+            self._last_module[thread] = code.co_filename
 
 
 def _find_created_class(frame: FrameType, code: CodeType) -> type | None:
