@@ -31,6 +31,7 @@ from tollway.cli.provider import REPLACED_MEMBERS, describe_trial
 from tollway.cli.published import DRY_RUN_LINES_MAX, describe_dry_run, list_next_steps
 from tollway.client import create_key_file
 from tollway.identity.authenticator import Identity
+from tollway.identity.http_signatures import encode_base64url
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.draft import ListingBody
@@ -504,6 +505,20 @@ async def test_a_terminal_reads_before_the_question_which_operations_keep_their_
     said = "which they keep: GET /a 0.5 USDC, POST /b 0.7 USDC."
     assert words.index(said) < words.index("Change the listing?")
     assert words.endswith("Nothing was changed.")
+
+
+@pytest.mark.process
+async def test_a_terminal_shows_the_new_secret_of_forwarded_calls_once(setup: Setup) -> None:
+    created = await setup.harness.publish()
+    words = ("--forward-signature", "hmac-sha256", "--yes")
+    _, shown = await setup.run_on_terminal("listing", "edit", created["id"], *words)
+    listing = await setup.harness.stored(created["id"])
+    assert listing.forward_secret is not None
+    secret = encode_base64url(listing.forward_secret)
+    assert secret in shown
+    assert "Shown once." in shown
+    _, later = await setup.run_on_terminal("listing", "edit", created["id"], "--price", "0.02", *words)
+    assert secret not in later
 
 
 @pytest.mark.process

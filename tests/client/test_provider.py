@@ -12,6 +12,7 @@ import pytest
 from pydantic_core import to_json
 
 from tests.kit.threaded_server import serve_in_thread
+from tollway.client.message_signature import collect_fields, read_claim
 from tollway.client.provider import (
     CLOCK_SLACK_S,
     VALID_S_MAX,
@@ -20,8 +21,8 @@ from tollway.client.provider import (
     ForwardedVerifier,
     NonceCache,
 )
-from tollway.gateway.request_signing import VALID_S, BodyCoverage, UpstreamSigner, cover_body
-from tollway.identity.http_signatures import TAG
+from tollway.gateway.request_signing import VALID_S, BodyCoverage, UpstreamSigner, cover_body, sign_shared
+from tollway.identity.http_signatures import TAG, encode_base64url
 from tollway.ids import Address
 
 GATEWAY = "https://gw.example.com"
@@ -222,7 +223,8 @@ def test_takes_headers_as_any_server_gives_them(harness: Harness, write) -> None
             changed(sign(), "Signature-Input", "tollway-forward", "another"),
             "signature_missing",
         ),
-        ("POST", TARGET, changed(sign(), "Signature-Input", '"ed25519"', '"hmac-sha256"'), "wrong_algorithm"),
+        ("POST", TARGET, changed(sign(), "Signature-Input", '"ed25519"', '"hmac-sha512"'), "wrong_algorithm"),
+        ("POST", TARGET, changed(sign(), "Signature-Input", '"ed25519"', '"hmac-sha256"'), "malformed"),
         ("POST", TARGET, changed(sign(), "Signature-Input", ';alg="ed25519"', ""), "wrong_algorithm"),
         ("POST", TARGET, changed(sign(), "Signature-Input", ' "content-digest"', ""), "bad_signature"),
         (
@@ -480,6 +482,78 @@ def test_a_key_that_takes_anothers_place_counts_from_its_first_call_on() -> None
         assert harness.verifier.verify("POST", TARGET, headers, BODY)
 
 
+# ---- The secret of a listing.
+
+SHARED, OTHER = b"s" * 32, b"o" * 32
+AS_SHOWN = encode_base64url(SHARED)
+
+
+def open_sharing(**secrets: str | tuple[str, ...]) -> Harness:
+    """A provider of two listings whose gateway cannot be reached: a secret needs no directory."""
+    harness = open_harness(api_ids=["api_1", "api_2"], secrets=secrets or {"api_1": AS_SHOWN})
+    harness.signer = None
+    return harness
+
+
+@pytest.mark.parametrize("known", [AS_SHOWN, (encode_base64url(OTHER), AS_SHOWN)], ids=["one", "two"])
+def test_a_call_that_is_signed_with_a_known_secret_counts_once(known: str | tuple[str, ...]) -> None:
+    harness = open_sharing(api_1=known)
+    assert harness.verifier.verify("POST", TARGET, sign(secret=SHARED), BODY).api_id == "api_1"
+    assert refusal(harness, "POST", TARGET, sign(secret=SHARED), BODY).reason == "replayed"
+
+
+def forge(old: str, new: str, name: str = "Signature-Input") -> Pairs:
+    return changed(sign(secret=SHARED), name, old, new)
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        (sign(secret=OTHER), "bad_signature"),
+        (forge("call_1", "call_2", "Tollway-Call-Id"), "bad_signature"),
+        (forge(NONCE, "cd" * 16), "bad_signature"),
+        (forge(' "content-digest"', ""), "bad_signature"),
+        (sign(secret=SHARED, api_id="api_2"), "unknown_key"),
+        (changed(sign(secret=SHARED), "Tollway-Api-Id", "api_1", "api_2"), "bad_signature"),
+        (forge('keyid="api_1"', 'keyid="api_2"'), "unknown_key"),
+        (forge('"hmac-sha256"', '"ed25519"'), "malformed"),
+        (forge("tollway=:", "tollway=:AAAA", "Signature"), "malformed"),
+        (sign(), "keys_unavailable"),
+    ],
+)
+def test_a_call_without_the_secret_of_its_listing_is_refused(headers: Pairs, reason: str) -> None:
+    harness = open_sharing()
+    assert refusal(harness, "POST", TARGET, headers, BODY).reason == reason
+    assert harness.verifier.verify("POST", TARGET, sign(secret=SHARED), BODY), "and the real one still counts"
+
+
+def test_the_secret_of_one_listing_signs_for_no_other_listing() -> None:
+    harness = open_sharing(api_1=AS_SHOWN, api_2=encode_base64url(OTHER))
+    told = sign(secret=SHARED, api_id="api_2")
+    named = changed(told, "Signature-Input", 'keyid="api_2"', 'keyid="api_1"')
+    headers = resign(named, SHARED)
+    assert refusal(harness, "POST", TARGET, headers, BODY).reason == "wrong_listing"
+
+
+def resign(headers: Pairs, secret: bytes) -> Pairs:
+    """The same headers, signed anew with this secret over what they say."""
+    fields = collect_fields(headers)
+    claim = read_claim(fields)
+    derived = {"@method": "POST", "@authority": "api.example.com", "@path": "/v1/quote", "@query": "?x=1"}
+    signature = sign_shared(claim.write_base(claim.read_values(fields, derived)), secret)
+    return [*without(headers, "Signature"), ("Signature", f"tollway={signature}")]
+
+
+def test_without_secrets_no_call_counts_by_one() -> None:
+    assert refusal(open_harness(), "POST", TARGET, sign(secret=SHARED), BODY).reason == "unknown_key"
+
+
+@pytest.mark.parametrize("secret", ["", AS_SHOWN[:-2], "not base64!", ()])
+def test_a_secret_that_is_cut_is_an_error_at_the_start(secret: object) -> None:
+    with pytest.raises(ValueError, match="forwardSecret"):
+        open_harness(secrets={"api_1": secret})
+
+
 # ---- Unsigned bytes.
 
 
@@ -511,6 +585,7 @@ def test_whatever_is_no_signature_is_refused_and_never_fails(harness: Harness, h
         "signature_missing",
         "malformed",
         "component_unsupported",
+        "wrong_algorithm",
     }
 
 

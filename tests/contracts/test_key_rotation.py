@@ -58,6 +58,7 @@ class Gateway:
             entry = await self.catalog.find(listing(number).id)
             assert entry is not None
             assert entry.listing.upstream_auth == listing(number).upstream_auth
+            assert entry.listing.forward_secret == listing(number).forward_secret
         for number in calls:
             assert await self.answers.find(call(number), now_ms=NOW_MS) == ANSWER
 
@@ -184,6 +185,29 @@ async def test_a_value_moved_to_another_row_is_lost_and_not_encrypted_again(data
     assert entry is not None
     assert entry.listing.upstream_auth is not None
     assert entry.listing.upstream_auth.value is None
+
+
+async def test_the_secrets_of_forwarded_calls_follow_the_key(database: Database) -> None:
+    before, during, after = (Gateway(database, *keys) for keys in ((OLD,), (NEW, OLD), (NEW,)))
+    shared = sample_listing(
+        provider=PROVIDER, id=ListingId("api_1"), forward_signature="hmac-sha256", forward_secret=b"s" * 32
+    )
+    await before.catalog.publish(shared)
+    lost = await after.catalog.find(shared.id)
+    assert lost is not None
+    assert (lost.listing.forward_secret, lost.listing.is_secret_lost) == (None, True)
+    assert await during.rotation.count() == counts(secrets=SealCount(older=1))
+    # Another change of the listing, by a gateway without the key, leaves the secret as it is.
+    await after.catalog.revise(replace(lost.listing, name="Other"), expected_revision=1)
+    assert (await during.rotation.reencrypt(origin=operator_origin())).reencrypted == 1
+    again = Gateway(database, NEW)
+    entry = await again.catalog.find(shared.id)
+    assert entry is not None
+    assert (entry.listing.name, entry.listing.forward_secret) == ("Other", b"s" * 32)
+    await again.catalog.revise(
+        replace(entry.listing, forward_signature="ed25519", forward_secret=None), expected_revision=2
+    )
+    assert await again.rotation.count() == counts()
 
 
 async def test_a_count_of_responses_can_be_bounded(database: Database) -> None:

@@ -28,6 +28,7 @@ from tollway.gateway.request_signing import (
     UpstreamSigner,
     cover_body,
     format_digest,
+    sign_shared,
     thumbprint,
 )
 from tollway.ids import Address
@@ -114,6 +115,18 @@ def test_a_signature_is_that_of_the_standard(seed: str, public: str, message: st
     key = SigningKey(bytes.fromhex(seed))
     assert base64.urlsafe_b64decode(key.jwk["x"] + "=").hex() == public
     assert base64.b64decode(key.sign(bytes.fromhex(message)).strip(":")).hex() == signature
+
+
+def test_a_signature_with_a_secret_is_that_of_the_standard():
+    """RFC 9421 §B.2.5."""
+    secret = base64.b64decode(
+        "uzvJfB4u3N0Jy4T7NZ75MDVcr8zSTInedJtkgcu46YW4XByzNJjxBdtjUkdJPBtbmHhIDi6pcl8jsasjlTMtDQ=="
+    )
+    base = (
+        '"date": Tue, 20 Apr 2021 02:07:55 GMT\n"@authority": example.com\n"content-type": application/json\n'
+        '"@signature-params": ("date" "@authority" "content-type");created=1618884473;keyid="test-shared-secret"'
+    )
+    assert sign_shared(base.encode(), secret) == ":pxcQw6G3AjtMBQjwo8XzkZf/bws5LelbaMk5rGIGtE8=:"
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(max_size=600))

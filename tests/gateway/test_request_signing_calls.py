@@ -1,7 +1,7 @@
 """On every rail, the forwarded request has the gateway's signature over the sent bytes, and no signature header from anywhere else."""
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from tests.kit.payer import KeyWallet, Payer
 from tests.kit.upstream import Arrived, hang_up, plain
 from tollway.client.provider import Forwarded, ForwardedRefused, ForwardedVerifier
 from tollway.gateway.request_signing import format_digest
+from tollway.identity.http_signatures import encode_base64url
 from tollway.ledger.records import Dialect
 from tollway.money import Price
 from tollway.registry.listing import UpstreamAuth
@@ -25,12 +26,13 @@ LARGE = b"x" * 200_000
 class Provider:
     """The provider's side of one gateway: every request that arrived, judged."""
 
-    def __init__(self, gateway: InProcessGateway, *api_ids: str) -> None:
+    def __init__(self, gateway: InProcessGateway, *api_ids: str, secrets: Mapping[str, str] = {}) -> None:
         self.gateway = gateway
         self.verifier = ForwardedVerifier(
             PUBLIC_URL,
             endpoint=gateway.upstream.url + "/base",
             api_ids=api_ids or ["api_quotes"],
+            secrets=secrets,
             fetch=lambda url: to_json(gateway.signer.describe()),
             now_s=lambda: gateway.now_ms / 1000,
         )
@@ -365,6 +367,28 @@ async def test_an_edit_switches_the_signature_from_the_next_call_on(
         listing = await gateway.revise(listing, forward_signature="none")
         names_call(gateway, await gateway.ask(), payer=None)
         listing = await gateway.revise(listing, forward_signature="ed25519")
+
+
+async def test_a_listing_with_a_secret_has_its_calls_signed_with_it(gateway: InProcessGateway) -> None:
+    provider = Provider(gateway, secrets={"api_quotes": encode_base64url(b"s" * 32)})
+    listing = await gateway.publish(forward_signature="hmac-sha256", forward_secret=b"s" * 32)
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash, method="POST", target="/q", body=b"hello")
+    assert (await gateway.ask("POST", "/q", proof, [b"hello"])).status == 200
+    forwarded = provider.judge_last()
+    assert (forwarded.payer, forwarded.covers) == (str(gateway.wallet.address), "digest")
+    assert 'alg="hmac-sha256"' in gateway.upstream.arrived[-1].find("signature-input")
+    await gateway.revise(listing, forward_signature="ed25519", forward_secret=None)
+    assert (await gateway.ask("GET", "/q", await gateway.plain_payment())).status == 200
+    assert 'alg="ed25519"' in gateway.upstream.arrived[-1].find("signature-input")
+    assert provider.judge_last()
+
+
+async def test_a_listing_whose_secret_is_lost_is_not_called(gateway: InProcessGateway) -> None:
+    await gateway.publish(forward_signature="hmac-sha256")
+    answer = await gateway.ask("GET", "/q", await gateway.plain_payment())
+    assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
+    assert not gateway.upstream.arrived
 
 
 # ---- What looks like the gateway's.

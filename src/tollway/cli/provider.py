@@ -110,6 +110,7 @@ def edit(
                 _confirm("Change the listing?", yes=yes, as_json=as_json)
                 written = listing_edit.send()
                 if is_for_people(as_json=as_json):
+                    _print_secret(written)
                     _print_warnings(written, known=listing_edit.after)
         if not is_for_people(as_json=as_json):
             shown = {change.member: {"before": change.before, "after": change.after} for change in changes}
@@ -388,11 +389,24 @@ def _print_written(listing: Mapping[str, Any], *, gateway: str, as_json: bool) -
         _print_lines(describe_dry_run(listing))
     else:
         print_document({name: listing.get(name) for name in _PUBLISHED}, as_json=False)
+        _print_secret(listing)
         _print_lines(list_next_steps(listing, gateway=gateway))
     _print_warnings(listing)
 
 
 _PUBLISHED = ("id", "name", "pricePerRequest", "currency", "endpoint", "payTo", "status")
+
+
+def _print_secret(written: Mapping[str, Any]) -> None:
+    """The secret that this write made, of a listing whose forwarded calls are signed with one."""
+    secret = written.get("forwardSecret")
+    if isinstance(secret, str):
+        _print_lines(
+            [
+                f"forwardSecret  {plain_line(secret)}",
+                f"{'':15}Shown once. Your API verifies forwarded calls with it.",
+            ]
+        )
 
 
 def _print_warnings(listing: Mapping[str, Any], *, known: Mapping[str, Any] | None = None) -> None:

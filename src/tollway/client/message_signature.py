@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import http_sf
 
-from tollway.identity.http_signatures import ALGORITHM, API_ID, CALL_ID, PAYER, TAG
+from tollway.identity.http_signatures import ALGORITHM, API_ID, CALL_ID, PAYER, SHARED_ALGORITHM, TAG
 
 COMPONENTS_MAX = 32
 FIELD_LENGTH_MAX = 8_192
 NONCE_LENGTH_LEAST, NONCE_LENGTH_MAX = 16, 128
-SIGNATURE_BYTES = 64
+SIGNATURE_BYTES = {ALGORITHM: 64, SHARED_ALGORITHM: 32}
+"""By algorithm."""
 
 _SINGLE = frozenset({CALL_ID.lower(), API_ID.lower(), PAYER.lower(), "content-digest", "content-length"})
 """Fields that may occur once: another reader could use the second line."""
@@ -38,6 +39,7 @@ class SignatureClaim:
 
     names: tuple[str, ...]
     written: str
+    algorithm: str
     keyid: str
     nonce: str
     created_s: int
@@ -105,14 +107,18 @@ def read_claim(fields: Fields) -> SignatureClaim:
         )
     ((label, member),) = ours
     signature = _parse_dictionary(fields["signature"], "Signature").get(label, (None, {}))[0]
-    if not isinstance(signature, bytes) or len(signature) != SIGNATURE_BYTES:
-        raise SignatureFieldsInvalid("malformed", "Signature has no valid value for this Signature-Input.")
     params = member[1]
-    if params.get("alg") != ALGORITHM:
-        raise SignatureFieldsInvalid("wrong_algorithm", f"The algorithm must be {ALGORITHM}.")
+    algorithm = params.get("alg")
+    if not isinstance(algorithm, str) or algorithm not in SIGNATURE_BYTES:
+        raise SignatureFieldsInvalid(
+            "wrong_algorithm", f"The algorithm must be {' or '.join(SIGNATURE_BYTES)}."
+        )
+    if not isinstance(signature, bytes) or len(signature) != SIGNATURE_BYTES[algorithm]:
+        raise SignatureFieldsInvalid("malformed", "Signature has no valid value for this Signature-Input.")
     return SignatureClaim(
         names=_read_names(member[0]),
         written=http_sf.ser(cast(http_sf.StructuredType, [member])),
+        algorithm=algorithm,
         keyid=_read_text(params, "keyid", least=1),
         nonce=_read_text(params, "nonce", least=NONCE_LENGTH_LEAST),
         created_s=_read_time(params, "created"),

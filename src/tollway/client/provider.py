@@ -3,7 +3,7 @@
     verifier = ForwardedVerifier("https://gateway.example.com", endpoint="https://api.example.com/v1", api_ids=["api_…"])
     forwarded = verifier.verify("GET", "/v1/quote?x=1", headers)    # or ForwardedRefused
 
-RFC 9421, Ed25519. A request that is not proved valid is refused. The host comes from `endpoint`, never from the request: otherwise
+RFC 9421, Ed25519, or HMAC-SHA-256 for a listing whose secret is in `secrets`. A request that is not proved valid is refused. The host comes from `endpoint`, never from the request: otherwise
 a call that the gateway signed for another provider's API would be accepted.
 
 The gateway's keys are fetched from its directory when they are needed, and cached. An unknown key causes a new fetch, but not for
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,7 +39,7 @@ from tollway.client.message_signature import (
     read_claim,
     read_digests,
 )
-from tollway.identity.http_signatures import API_ID, CALL_ID, PAYER, TAG, thumbprint
+from tollway.identity.http_signatures import API_ID, CALL_ID, PAYER, SHARED_ALGORITHM, TAG, thumbprint
 
 DIRECTORY_PATH = "/.well-known/http-message-signatures-directory"
 FETCH_DEADLINE_S = 5.0
@@ -164,6 +165,8 @@ def read_directory(body: bytes) -> Keys:
     return keys
 
 
+SECRET_BYTES_MIN = 32
+"""A shorter secret is a part of one."""
 CLOCK_SLACK_S = 10
 """How far the clocks of gateway and provider may differ."""
 VALID_S_MAX = 300
@@ -302,6 +305,7 @@ class ForwardedVerifier:
         *,
         endpoint: str,
         api_ids: Iterable[str],
+        secrets: Mapping[str, str | Iterable[str]] = MappingProxyType({}),
         accept_streamed: bool = False,
         remember: Callable[[str, float], bool] | None = None,
         fetch: Callable[[str], bytes] | None = None,
@@ -309,7 +313,8 @@ class ForwardedVerifier:
         ticks_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`gateway`: its public URL. `endpoint`: the endpoint of your listings; its host counts. `api_ids`: your listings. Any wallet can
-        publish a listing with your endpoint and be paid for it, so other ids are refused.
+        publish a listing with your endpoint and be paid for it, so other ids are refused. `secrets`: by id, the `forwardSecret` of a listing that
+        has one, or several while you change it.
 
         `accept_streamed`: also accept bodies without a length, which the signature does not cover. `remember`: a shared replacement of
         `NonceCache`, for several processes. Raises ValueError.
@@ -318,6 +323,7 @@ class ForwardedVerifier:
         self._api_ids = frozenset([api_ids] if isinstance(api_ids, str) else api_ids)
         if not self._api_ids:
             raise ValueError("api_ids must name at least one listing")
+        self._secrets = {api_id: _decode_secrets(given) for api_id, given in secrets.items()}
         self._accepts_streamed = accept_streamed
         self._now_s = now_s
         self._remember = remember or NonceCache(now_s=now_s)
@@ -346,7 +352,8 @@ class ForwardedVerifier:
         _check_coverage(claim, fields)
         self._check_times(claim)
         self._check_signature(claim, claim.write_base(values))
-        if values[_API_ID] not in self._api_ids:
+        is_other = claim.algorithm == SHARED_ALGORITHM and claim.keyid != values[_API_ID]
+        if values[_API_ID] not in self._api_ids or is_other:
             raise ForwardedRefused("wrong_listing", "The call is for a listing that is not in api_ids.")
         return self._build_forwarded(claim, values)
 
@@ -377,6 +384,9 @@ class ForwardedVerifier:
             raise ForwardedRefused("expired", "The signature has expired.")
 
     def _check_signature(self, claim: SignatureClaim, base: bytes) -> None:
+        if claim.algorithm == SHARED_ALGORITHM:
+            self._check_shared(claim, base)
+            return
         try:
             key = self._directory.find(claim.keyid)
         except KeysUnavailable as exc:
@@ -387,6 +397,15 @@ class ForwardedVerifier:
             key.verify(claim.signature, base)
         except InvalidSignature as exc:
             raise ForwardedRefused("bad_signature", "The signature is not valid for this request.") from exc
+
+    def _check_shared(self, claim: SignatureClaim, base: bytes) -> None:
+        secrets = self._secrets.get(claim.keyid, ())
+        if not secrets:
+            raise ForwardedRefused("unknown_key", "secrets has none for the listing of this signature.")
+        if not any(
+            hmac.compare_digest(hmac.digest(secret, base, "sha256"), claim.signature) for secret in secrets
+        ):
+            raise ForwardedRefused("bad_signature", "The signature is not valid for this request.")
 
     def _build_forwarded(self, claim: SignatureClaim, values: Mapping[str, str]) -> Forwarded:
         covers = "nothing"
@@ -404,6 +423,18 @@ class ForwardedVerifier:
             _nonce=claim.nonce,
             _forget_s=claim.expires_s + CLOCK_SLACK_S,
         )
+
+
+def _decode_secrets(given: str | Iterable[str]) -> tuple[bytes, ...]:
+    """The secrets of one listing. Raises ValueError."""
+    texts = [given] if isinstance(given, str) else list(given)
+    try:
+        secrets = tuple(urlsafe_b64decode(text + "=" * (-len(text) % 4)) for text in texts)
+    except ValueError:
+        secrets = ()
+    if not secrets or any(len(secret) < SECRET_BYTES_MIN for secret in secrets):
+        raise ValueError("secrets must have the forwardSecret of each listing, as the gateway wrote it")
+    return secrets
 
 
 def _cut_origin(target: str) -> str:

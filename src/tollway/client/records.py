@@ -176,6 +176,7 @@ class ListingDetails:
     rate_limit: PayerRate | None = None
     status: str = "active"
     forward_signature: str = "ed25519"
+    forward_secret: str | None = field(default=None, repr=False)
     pricing: PriceQuote | None = None
     quality: MeasuredQuality = MeasuredQuality()
     is_verified: bool = field(default=False, metadata=_named("verified"))

@@ -65,7 +65,7 @@ def check_listing(
             retry_after_s=60,
             payment_state="none",
         )
-    if listing.upstream_auth is not None and listing.upstream_auth.value is None:
+    if listing.is_secret_lost:
         return Problem(
             code=Code.STORAGE_UNAVAILABLE,
             detail="The gateway cannot decrypt the secret of the provider's API and sent nothing. Report it to the operator; do not pay for this API.",

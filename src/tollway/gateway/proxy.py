@@ -176,6 +176,7 @@ class Proxy:
                 ),
                 created_s=now_ms // 1000,
                 nonce=self._entropy(NONCE_BYTES).hex(),
+                secret=listing.forward_secret,
             )
         if payment.key is not None and forwards_idempotency_key(listing.forward_headers):
             client = client_bucket(request.client_address)

@@ -1,5 +1,5 @@
-"""The gateway's signature of each forwarded call (RFC 9421). A provider verifies with it that a call comes from this gateway, and for
-which listing and payer. The messages of webhooks have a signature of the same key. Pure.
+"""The gateway's signature of each forwarded call (RFC 9421), with its own key or with the secret of a listing. A provider verifies with it that a call comes
+from this gateway, and for which listing and payer. The messages of webhooks have a signature of the same key. Pure.
 
 Every call runs this code, so the signature base is built directly. Time and nonce are parameters. The signature covers no payment
 data, and a private key never leaves this module.
@@ -20,6 +20,7 @@ from tollway.identity.http_signatures import (
     API_ID,
     CALL_ID,
     PAYER,
+    SHARED_ALGORITHM,
     TAG,
     encode_base64url,
     thumbprint,
@@ -168,8 +169,10 @@ class UpstreamSigner:
         body: BodyCoverage,
         created_s: int,
         nonce: str,
+        secret: bytes | None = None,
     ) -> list[tuple[str, str]]:
-        """Builds the headers that identify and sign a forwarded call. `authority` and `target`: as sent.
+        """Builds the headers that identify and sign a forwarded call. `authority` and `target`: as sent. `secret`: of the listing, which then
+        signs with HMAC-SHA-256 (RFC 9421 §3.3.3) in place of the key; the id of the listing names it.
 
         `payer` None: a free call. The path and the query of RFC 9421 §2.2 are those of the request line, byte for byte; a missing query
         counts as an empty one.
@@ -191,10 +194,12 @@ class UpstreamSigner:
         elif body.length is not None:
             names += ' "content-length"'
             lines += f'"content-length": {body.length}\n'
-        params = f'{names});created={created_s};expires={created_s + VALID_S};nonce="{nonce}{self._tail}'
+        tail = self._tail if secret is None else f'";keyid="{api_id}";alg="{SHARED_ALGORITHM}";tag="{TAG}"'
+        params = f'{names});created={created_s};expires={created_s + VALID_S};nonce="{nonce}{tail}'
         base = f'{lines}"@signature-params": {params}'.encode()
+        signature = self.keys[0].sign(base) if secret is None else sign_shared(base, secret)
         headers.append(("Signature-Input", f"{LABEL}={params}"))
-        headers.append(("Signature", f"{LABEL}={self.keys[0].sign(base)}"))
+        headers.append(("Signature", f"{LABEL}={signature}"))
         return headers
 
     def name_repeat(self, key: str, *, api_id: str, payer: Address | None, client: str) -> tuple[str, str]:
@@ -254,6 +259,11 @@ class UpstreamSigner:
             inputs.append(f"sig{number}={params}")
             signatures.append(f"sig{number}={key.sign(base.encode())}")
         return {"Signature-Input": ", ".join(inputs), "Signature": ", ".join(signatures)}
+
+
+def sign_shared(base: bytes, secret: bytes) -> str:
+    """HMAC-SHA-256 of `base`; returns a byte sequence of RFC 9651."""
+    return f":{_base64(hmac.digest(secret, base, 'sha256'))}:"
 
 
 def _base64(raw: bytes) -> str:

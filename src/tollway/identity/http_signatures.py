@@ -34,9 +34,10 @@ NONCE_CHARACTERS_MAX = 128
 KEYID_PREFIX = "erc8128:"
 REQUIRED = ("@authority", "@method", "@path")
 
-TAG, ALGORITHM = "tollway-forward", "ed25519"
+TAG, ALGORITHM, SHARED_ALGORITHM = "tollway-forward", "ed25519", "hmac-sha256"
 CALL_ID, API_ID, PAYER = "Tollway-Call-Id", "Tollway-Api-Id", "Tollway-Payer"
-"""The signature of each forwarded call: its tag, its algorithm, and the fields that identify the call."""
+"""The signature of each forwarded call: its tag, its algorithm (with the gateway's key, or with the secret of the listing), and the fields that identify the
+call."""
 
 _KEYID = re.compile(r"erc8128:(0|[1-9][0-9]{0,14}):(0[xX][0-9a-fA-F]{40})")
 _FIELD_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")

@@ -59,7 +59,7 @@ class Operation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamAuth:
     """A secret that each upstream request carries. No response ever contains it. `value` None: it is stored, and none of the
-    gateway's keys decrypts it; then the listing must not be called."""
+    gateway's keys decrypts it (`Listing.is_secret_lost`)."""
 
     location: Literal["header", "query"]
     name: str
@@ -79,8 +79,8 @@ class RateLimit:
     per_s: int
 
 
-ForwardSignature = Literal["ed25519", "none"]
-"""The signature of forwarded calls. `none`: the upstream cannot verify that they come from the gateway."""
+ForwardSignature = Literal["ed25519", "hmac-sha256", "none"]
+"""The signature of forwarded calls. `hmac-sha256`: with a secret that the provider shares. `none`: the upstream cannot verify that they come from the gateway."""
 
 TermsStatus = Literal["active", "paused", "suspended", "retired"]
 
@@ -148,7 +148,8 @@ class Listing(ListingMembers):
     """The current state of one API for sale.
 
     `revision` grows with each change. `retired_ms` and `suspended_ms` are None for a listing that is served. `suspended_reason`: the reason that the
-    operator gave for the suspension, read with the listing and written with the audit entry.
+    operator gave for the suspension, read with the listing and written with the audit entry. `forward_secret`: of a listing whose calls are signed with
+    `hmac-sha256`; one response shows it to the provider, and no other.
     """
 
     id: ListingId
@@ -160,6 +161,20 @@ class Listing(ListingMembers):
     retired_ms: int | None = None
     suspended_ms: int | None = None
     suspended_reason: str = ""
+    forward_secret: bytes | None = field(default=None, repr=False)
+
+    @property
+    def is_secret_lost(self) -> bool:
+        """Whether a secret of this listing is stored and none of the gateway's keys decrypts it; then the listing must not be called."""
+        auth = self.upstream_auth
+        return (auth is not None and auth.value is None) or (
+            self.has_shared_secret and self.forward_secret is None
+        )
+
+    @property
+    def has_shared_secret(self) -> bool:
+        """Whether forwarded calls are signed with a secret that the provider has too."""
+        return self.forward_signature == "hmac-sha256"
 
     def current_terms(self, *, since_ms: int) -> Terms:
         described, digests = self._list_described()

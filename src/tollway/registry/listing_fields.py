@@ -127,7 +127,9 @@ FIELDS = (
         "forwardSignature",
         "forward_signature",
         Kind.CHOICE,
-        {"forward_signature": "ed25519, or none: forwarded calls are not signed."},
+        {
+            "forward_signature": "ed25519; hmac-sha256 with a secret that is shown once; or none: forwarded calls are not signed."
+        },
     ),
 )
 """In the order of the JSON of a listing: member, attribute, kind, options with their help."""

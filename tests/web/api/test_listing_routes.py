@@ -1,5 +1,6 @@
 """The routes of listings over a catalog in memory: permissions, responses, and the order of refusals."""
 
+from base64 import urlsafe_b64decode
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from tests.kit.listing_routes import (
 from tests.kit.listing_routes import ListingRoutesHarness as Harness
 from tests.kit.routes import ALICE, BOB, PUBLIC_URL, code_of, places_of
 from tests.kit.stores import open_catalog
+from tollway.identity.http_signatures import encode_base64url
 from tollway.ids import Address, ListingId
 from tollway.outbound.policy import Endpoint
 from tollway.registry.catalog import Revised
@@ -525,6 +527,33 @@ async def test_an_update_switches_the_signature_of_forwarded_calls_and_back(harn
         assert (await harness.stored(created["id"])).forward_signature == expected
         tags.add((await harness.send("GET", path)).headers["etag"])
     assert len(tags) == 4
+
+
+async def test_the_secret_of_forwarded_calls_is_shown_once_and_stays(harness: Harness) -> None:
+    created = await harness.publish(forwardSignature="hmac-sha256")
+    path, first = f"{APIS}/{created['id']}", created["forwardSecret"]
+    assert encode_base64url((await harness.stored(created["id"])).forward_secret) == first
+    assert len(urlsafe_b64decode(first + "=")) == 32
+    kept = (
+        await harness.send("PUT", path, {**BODY, "forwardSignature": "hmac-sha256", "name": "Other"})
+    ).json()
+    assert "forwardSecret" not in kept
+    assert encode_base64url((await harness.stored(created["id"])).forward_secret) == first
+    shown = await harness.send("GET", path)
+    assert "forwardSecret" not in shown.json()
+    assert first not in shown.text
+    plain = (await harness.send("PUT", path, BODY)).json()
+    assert "forwardSecret" not in plain
+    assert (await harness.stored(created["id"])).forward_secret is None
+    again = (await harness.send("PUT", path, {**BODY, "forwardSignature": "hmac-sha256"})).json()
+    assert again["forwardSecret"] not in ("", first)
+    assert (await harness.send("DELETE", path)).status_code == 204
+    assert (await harness.stored(created["id"])).forward_secret is None
+
+
+async def test_a_dry_run_makes_no_secret(harness: Harness) -> None:
+    answer = await harness.send("POST", f"{APIS}?dryRun=true", {**BODY, "forwardSignature": "hmac-sha256"})
+    assert (answer.status_code, "forwardSecret" in answer.json()) == (200, False)
 
 
 async def test_update_probes_a_new_endpoint(harness: Harness) -> None:

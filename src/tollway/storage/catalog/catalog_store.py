@@ -442,14 +442,19 @@ class CatalogStore:
             self._cache.forget(listing.id)
 
     def _seal(self, listing: Listing) -> _Sealed:
-        auth = listing.upstream_auth
+        """The sealed secrets. One that does not open is left out and stays, because its key may be configured again."""
+        auth, secret = listing.upstream_auth, listing.forward_secret
+        sealed: dict[str, bytes | None] = {}
         if auth is None:
-            return {"auth_sealed": None}
-        if auth.value is None:
-            # The stored secret does not open. It stays, because its key may be configured again.
-            return {}
-        label = secret_label(listing.id, auth.location, auth.name)
-        return {"auth_sealed": self._sealer.seal(auth.value.encode(), label=label)}
+            sealed["auth_sealed"] = None
+        elif auth.value is not None:
+            label = secret_label(listing.id, auth.location, auth.name)
+            sealed["auth_sealed"] = self._sealer.seal(auth.value.encode(), label=label)
+        if not listing.has_shared_secret or listing.retired_ms is not None:
+            sealed["forward_sealed"] = None
+        elif secret is not None:
+            sealed["forward_sealed"] = self._sealer.seal(secret, label=forward_label(listing.id))
+        return sealed
 
     def _load(
         self, connection: Connection, listing_id: ListingId, since_ms: int
@@ -463,7 +468,12 @@ class CatalogStore:
         ).one_or_none()
         if row is None:
             return None
-        record = read_listing(row, auth=self._open_auth(row), openapi=read_document(row.openapi))
+        record = read_listing(
+            row,
+            auth=self._open_auth(row),
+            forward_secret=self._open(row.id, row.forward_sealed, label=forward_label(row.id)),
+            openapi=read_document(row.openapi),
+        )
         if row.suspended_ms is not None:
             moment = (row.id, row.suspended_ms)
             reasons = find_reasons(connection, AuditAction.SUSPEND_LISTING, [moment])
@@ -472,16 +482,23 @@ class CatalogStore:
         return CatalogEntry(listing=record, versions=versions), len(row.openapi or "")
 
     def _open_auth(self, row: Row[Any]) -> UpstreamAuth | None:
-        """Opens the upstream secret. A secret that does not open is logged and has the value None; its provider can set another."""
         if row.auth_sealed is None:
             return None
         label = secret_label(row.id, row.auth_location, row.auth_name)
+        value = self._open(row.id, row.auth_sealed, label=label)
+        return UpstreamAuth(
+            location=row.auth_location, name=row.auth_name, value=None if value is None else value.decode()
+        )
+
+    def _open(self, listing_id: str, sealed: bytes | None, *, label: bytes) -> bytes | None:
+        """Opens a secret. One that does not open is logged and None; its provider can set another."""
+        if sealed is None:
+            return None
         try:
-            value = self._sealer.open(row.auth_sealed, label=label).decode()
+            return self._sealer.open(sealed, label=label)
         except StorageUnavailable:
-            _log.error("listing_secret_lost", listing=row.id, advice="tollway gateway secrets")
-            value = None
-        return UpstreamAuth(location=row.auth_location, name=row.auth_name, value=value)
+            _log.error("listing_secret_lost", listing=listing_id, advice="tollway gateway secrets")
+            return None
 
 
 def _is_plausible(listing_id: ListingId) -> bool:
@@ -492,6 +509,11 @@ def _is_plausible(listing_id: ListingId) -> bool:
 def secret_label(listing_id: ListingId, location: str, name: str) -> bytes:
     """The label of a listing's secret (associated data of its encryption)."""
     return f"{listing_id}\n{location}\n{name}".encode()
+
+
+def forward_label(listing_id: str) -> bytes:
+    """The label of the secret that signs the forwarded calls of a listing."""
+    return f"{listing_id}\nforward".encode()
 
 
 def _publish(
@@ -543,7 +565,9 @@ def _revise(
     if row.is_shown or is_shown(listing):
         mark_vectors(connection, row.seq, revision=expected_revision + 1, is_shown=is_shown(listing))
     stored = connection.execute(select(listing_table).where(listing_table.c.seq == row.seq)).one()
-    revised = read_listing(stored, auth=listing.upstream_auth, openapi=listing.openapi)
+    revised = read_listing(
+        stored, auth=listing.upstream_auth, forward_secret=listing.forward_secret, openapi=listing.openapi
+    )
     # The reason of a suspension stands in its entry, not in this row.
     reason = listing.suspended_reason if revised.suspended_ms is not None else ""
     return Revised(listing=replace(revised, suspended_reason=reason))

@@ -56,7 +56,7 @@ _COLUMN_TYPES: Mapping[Kind, TypeEngine[Any]] = {
     Kind.TEXT: Text(),
     Kind.LINES: Text(),
     Kind.URL: Text(),
-    Kind.CHOICE: String(10),
+    Kind.CHOICE: String(16),
     Kind.NUMBER: Integer(),
     Kind.WORDS: Text(),
     Kind.PHRASES: Text(),
@@ -98,6 +98,7 @@ listing_table = Table(
     Column("retired_ms", BigInteger),
     Column("suspended_ms", BigInteger),
     Column("is_shown", Boolean, nullable=False),
+    Column("forward_sealed", LargeBinary),
     UniqueConstraint("id", name="uq_listing_id"),
     CheckConstraint("price_nano >= 0", name="price_not_negative"),
     CheckConstraint("revision >= 1", name="revision_positive"),
@@ -321,7 +322,7 @@ NO_OPERATIONS = _EMPTY
 
 
 def listing_values(listing: Listing) -> dict[str, Any]:
-    """Every column of a listing except its row number and its sealed secret."""
+    """Every column of a listing except its row number and its sealed secrets."""
     auth, limit = listing.upstream_auth, listing.rate_limit
     return {
         "id": listing.id,
@@ -343,8 +344,14 @@ def listing_values(listing: Listing) -> dict[str, Any]:
     }
 
 
-def read_listing(row: Any, *, auth: UpstreamAuth | None, openapi: Mapping[str, Any] | None) -> Listing:
-    """Parses a row with the columns of the table by name. `auth`: the opened upstream secret, which the row does not contain."""
+def read_listing(
+    row: Any,
+    *,
+    auth: UpstreamAuth | None,
+    openapi: Mapping[str, Any] | None,
+    forward_secret: bytes | None = None,
+) -> Listing:
+    """Parses a row with the columns of the table by name. `auth`, `forward_secret`: the opened secrets, which the row does not contain."""
     limit = None
     if row.rate_calls is not None:
         limit = RateLimit(calls=row.rate_calls, per_s=row.rate_per_s)
@@ -356,6 +363,7 @@ def read_listing(row: Any, *, auth: UpstreamAuth | None, openapi: Mapping[str, A
         price=Price(text=row.price, nano=row.price_nano),
         upstream_auth=auth,
         openapi=openapi,
+        forward_secret=forward_secret,
         rate_limit=limit,
         created_ms=row.created_ms,
         updated_ms=row.updated_ms,
@@ -474,7 +482,9 @@ _REPUTATION_COLUMNS = (
     *(quality_table.c[name] for name in ("calls", "success_ppm", "p50_ms", "p95_ms")),
     ownership_table.c.verified_ms,
 )
-_PUBLIC_COLUMNS = tuple(one for one in listing_table.c if not one.name.startswith("auth_"))
+_PUBLIC_COLUMNS = tuple(
+    one for one in listing_table.c if not one.name.startswith(("auth_", "forward_sealed"))
+)
 _ListingRow = namedtuple("_ListingRow", [one.name for one in _PUBLIC_COLUMNS])  # type: ignore[misc]  # the names are those of the table
 _READ_LISTINGS = Prepared(
     select(*_PUBLIC_COLUMNS, *_REPUTATION_COLUMNS)

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, Select, select, update
 
 from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin
-from tollway.storage.catalog.catalog_store import secret_label
+from tollway.storage.catalog.catalog_store import forward_label, secret_label
 from tollway.storage.catalog.catalog_tables import listing_table
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import KeyAge, Sealer
@@ -43,6 +43,12 @@ _SECRETS = _EncryptedColumn(
     sealed=listing_table.c.auth_sealed,
     label_columns=(listing_table.c.auth_location, listing_table.c.auth_name),
     label=lambda row: secret_label(row.row_id, row.auth_location, row.auth_name),
+    page_size=100,
+)
+_FORWARD_SECRETS = _EncryptedColumn(
+    row_id=listing_table.c.id,
+    sealed=listing_table.c.forward_sealed,
+    label=lambda row: forward_label(row.row_id),
     page_size=100,
 )
 _WEBHOOK_SECRETS = _EncryptedColumn(
@@ -87,7 +93,7 @@ class SealCount:
 
 @dataclass(slots=True, kw_only=True)
 class KeyCounts:
-    """The counts of one run. `secrets`: the upstream secrets of listings and the secrets of webhooks. `responses`: the responses stored for repeats. `reencrypted`: values that
+    """The counts of one run. `secrets`: of listings (the upstream's, and the one of forwarded calls) and of webhooks. `responses`: the responses stored for repeats. `reencrypted`: values that
     this run sealed again."""
 
     secrets: SealCount = field(default_factory=SealCount)
@@ -111,7 +117,7 @@ class KeyRotation:
     async def count(self, *, responses_max: int | None = None) -> KeyCounts:
         """Opens every value once and changes none. `responses_max`: stops after the page that reaches this number of responses."""
         counts = KeyCounts()
-        for column in (_SECRETS, _WEBHOOK_SECRETS):
+        for column in (_SECRETS, _FORWARD_SECRETS, _WEBHOOK_SECRETS):
             async for ages in self._read_ages(column):
                 counts.secrets.add(ages)
         async for ages in self._read_ages(_RESPONSES):
@@ -127,6 +133,7 @@ class KeyRotation:
         counts = KeyCounts()
         columns = (
             (_SECRETS, counts.secrets),
+            (_FORWARD_SECRETS, counts.secrets),
             (_WEBHOOK_SECRETS, counts.secrets),
             (_RESPONSES, counts.responses),
         )

@@ -14,6 +14,7 @@ from tollway.errors import (
     Problem,
     Refusal,
 )
+from tollway.identity.http_signatures import encode_base64url
 from tollway.ids import Address, ListingId, format_id
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.registry.catalog import (
@@ -91,6 +92,8 @@ DRY_RUN_ID = ListingId("api_00000000000000000000000000")
 """The placeholder for the id in a dry run; its response has `id` null, and the agent document `{apiId}`."""
 
 
+FORWARD_SECRET_BYTES = 32
+
 _POLICY_REASONS = frozenset({"address", "port"})
 
 
@@ -118,12 +121,14 @@ class ListingWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenListing:
-    """A listing as it was written, or as a dry run would write it. `addresses`: of its endpoint now; only a dry run looks them up."""
+    """A listing as it was written, or as a dry run would write it. `addresses`: of its endpoint now; only a dry run looks them up.
+    `new_secret`: the `forward_secret` that this write made, which no later response shows."""
 
     listing: Listing
     reputation: Reputation
     warnings: tuple[ListingWarning, ...]
     addresses: tuple[str, ...] = ()
+    new_secret: bytes | None = None
 
 
 ParsePatch = Callable[..., Draft | tuple[FieldError, ...]]
@@ -134,7 +139,8 @@ def render_written(encoder: ListingEncoder, written: WrittenListing) -> tuple[st
     """The entity tag and the body of the response to a write."""
     details = encoder.details(written.listing, written.reputation)
     etag = etag_of(written.listing, render_json(details))
-    return etag, render_json({**details, "warnings": warnings_json(written.warnings)})
+    secret = {} if written.new_secret is None else {"forwardSecret": encode_base64url(written.new_secret)}
+    return etag, render_json({**details, **secret, "warnings": warnings_json(written.warnings)})
 
 
 class ListingEdits:
@@ -172,7 +178,9 @@ class ListingEdits:
         now_ms = context.now_ms()
         listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=context.entropy(10)))
         listing = create_listing(draft, listing_id=listing_id, provider=writer.provider, now_ms=now_ms)
+        listing = self._with_secret(listing, None)
         written = await self._describe(listing, UNKNOWN_REPUTATION)
+        written = replace(written, new_secret=listing.forward_secret)
         await self._limits.charge(writer.provider, client_address=writer.client_address)
         heads = await self._read_heads(listing, None)
         if begun is None:
@@ -180,7 +188,9 @@ class ListingEdits:
             return written
         etag, content = render_written(context.encoder, written)
         location = context.encoder.url_of(listing.id)
-        answer = CreationResponse(listing_id=listing.id, location=location, etag=etag, body=content)
+        # A repeat describes the listing as it is then: a secret is not stored in the clear.
+        kept = None if written.new_secret is not None else content
+        answer = CreationResponse(listing_id=listing.id, location=location, etag=etag, body=kept)
         if not await context.catalog.publish_once(
             listing, under=begun, answer=context.creations.keep(answer), heads=heads
         ):
@@ -281,6 +291,7 @@ class ListingEdits:
     ) -> WrittenListing | None:
         """Writes the next revision. None when another edit came first. `writes_same`: also without a change."""
         listing = edit_listing(draft, previous, now_ms=self._context.now_ms())
+        listing = self._with_secret(listing, previous)
         if writes_same or not is_same_listing(listing, previous):
             heads = await self._read_heads(listing, previous)
             outcome = await self._context.catalog.revise(
@@ -292,7 +303,16 @@ class ListingEdits:
         else:
             listing = previous
         reputation = await self._context.catalog.reputation(listing.id)
-        return await self._describe(listing, reputation, previous=previous)
+        written = await self._describe(listing, reputation, previous=previous)
+        is_new = listing.forward_secret != previous.forward_secret
+        return replace(written, new_secret=listing.forward_secret) if is_new else written
+
+    def _with_secret(self, listing: Listing, previous: Listing | None) -> Listing:
+        """The listing with the secret of its forwarded calls: the one that it has, or a new one. None where it shares none."""
+        if not listing.has_shared_secret:
+            return listing
+        known = None if previous is None else previous.forward_secret
+        return replace(listing, forward_secret=known or self._context.entropy(FORWARD_SECRET_BYTES))
 
     async def _read_heads(self, listing: Listing, previous: Listing | None) -> HeadTimes:
         """The heads of the networks on which the write begins a `payTo`. Read before the write, so that every later block counts."""
