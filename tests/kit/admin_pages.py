@@ -69,7 +69,7 @@ def open_failing_browser(error: Exception) -> httpx.AsyncClient:
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         raise error
 
-    renderer = PageRenderer(read_assets(), public_url=PUBLIC_URL, test_money="none")
+    renderer = PageRenderer(read_assets(), public_url=PUBLIC_URL, test_money="none", now_ms=now_ms)
     app = AdminApp(
         metrics=fail,
         pages=Router(asset_router(renderer.assets).routes, default=fail),

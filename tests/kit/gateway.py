@@ -136,7 +136,8 @@ class CountedDecisions(DecisionMemory):
 
 @cache
 def _problem_pages() -> ProblemPages:
-    return ProblemPages(PageRenderer(read_assets(), public_url=PUBLIC_URL, test_money="all"))
+    renderer = PageRenderer(read_assets(), public_url=PUBLIC_URL, test_money="all", now_ms=lambda: NOW_MS)
+    return ProblemPages(renderer)
 
 
 class InProcessGateway:

@@ -44,6 +44,7 @@ class PageHarness(RouteHarness):
             read_assets(logo=logo),
             public_url=PUBLIC_URL,
             test_money="all",
+            now_ms=lambda: self.context.now_ms(),
             catalogs=catalogs,
             operator=operator,
         )

@@ -81,7 +81,12 @@ def build_admin_app(
     pages.routes.extend(asset_router(assets).routes)
     money = describe_money(parts.rules)
     renderer = PageRenderer(
-        assets, public_url="", test_money=money, sections=SECTIONS, operator=settings.operator
+        assets,
+        public_url="",
+        test_money=money,
+        now_ms=web.now_ms,
+        sections=SECTIONS,
+        operator=settings.operator,
     )
     return AdminApp(
         metrics=metrics,

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from starlette.routing import Router
 
+from tollway.app.runtime import now_ms
 from tollway.chain.networks import ChainRules
 from tollway.config.settings import Settings
 from tollway.identity.page_sessions import PageSessionStore, PageSignIn
@@ -34,6 +35,7 @@ def make_page_renderer(
         read_assets(logo=settings.operator_logo),
         public_url=str(origin),
         test_money=describe_money(rules),
+        now_ms=now_ms,
         operator=settings.operator,
     )
 

@@ -606,7 +606,10 @@ async def test_each_column_of_the_sales_is_that_of_its_listing(harness: SignedIn
         *("API", "Calls", "Failed", "p95, 30 days", "Charged", "Released", "Held", "Reorged")
     ]
     shown = [PageReader(row).words for row in re.findall(r"<tr><th.*?</tr>", table, re.DOTALL)]
-    assert shown[-2:] == ["Weather 9 2 (22.2 %) 87 ms 0.05 0.04 0.03 0.04", "api_2 1 0 (0.0 %) – 0.001 0 0 0"]
+    assert shown[-2:] == [
+        "Weather 9 2 (22.2 %) 87 ms 0.050 0.04 0.03 0.04",
+        "api_2 1 0 (0.0 %) – 0.001 – – –",
+    ]
     assert "the range above does not change it" in table
 
 

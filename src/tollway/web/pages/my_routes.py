@@ -64,6 +64,7 @@ from tollway.web.pages.my_views import (
     link_payment,
     list_steps,
     stamp_of,
+    view_amounts,
 )
 from tollway.web.pages.page_session import (
     PAGE_COOKIE,
@@ -269,16 +270,18 @@ class BookPages:
                 newer=await self._history.find_newer_payment_place(query),
                 older=None if last is None else last.place,
             )
+        described = [
+            self._describe(one.payment, is_restored=one.is_restored, is_held_by_call=one.has_unknown_call)
+            for one in rows
+        ]
         return self._respond(
             request,
             reader,
             "my_credit.j2",
             status=status_of_form(errors),
             **await self._form_records(reader, form, errors, path="/my/credit"),
-            rows=[
-                self._describe(one.payment, is_restored=one.is_restored, is_held_by_call=one.has_unknown_call)
-                for one in rows
-            ],
+            rows=described,
+            amounts=view_amounts(described, self._context.find_asset),
             **self._payment_functions(other_wallet(owner, reader)),
             pages=pages,
             export=form.export("/my/credit.csv"),

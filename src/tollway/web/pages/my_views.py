@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
 from tollway.ids import Address, CallId
-from tollway.ledger.records import CallRecord, CallState
+from tollway.ledger.records import CallRecord, CallState, Payment
+from tollway.money import Asset, format_decimal
+from tollway.web.api.context import FindAsset
 from tollway.web.api.history_routes import (
     call_status,
     payment_state,
@@ -88,6 +90,36 @@ class ListLinks:
     def _at(self, before: str) -> str:
         place = {"before": before} if before else {}
         return f"{self._path}?{urlencode({**self._kept, 'asOf': self._as_of, **place})}"
+
+
+# ---- Payments.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentAmounts:
+    """What a payment brought and what is left of it, as decimals; empty for an asset that is no longer configured."""
+
+    amount: str
+    left: str
+    symbol: str
+
+
+def view_amounts(
+    rows: Iterable[tuple[Payment, Mapping[str, str | None]]], find_asset: FindAsset
+) -> tuple[PaymentAmounts, ...]:
+    """The amounts of payments, each with its members under `/api/v2`."""
+    return tuple(
+        _view_amounts(members, find_asset(payment.chain_id, payment.asset)) for payment, members in rows
+    )
+
+
+def _view_amounts(members: Mapping[str, str | None], asset: Asset | None) -> PaymentAmounts:
+    if asset is None:
+        return PaymentAmounts(amount="", left="", symbol="")
+    amount, left = (
+        format_decimal(int(members[name] or 0), decimals=asset.decimals) for name in ("amount", "credit")
+    )
+    return PaymentAmounts(amount=amount, left=left, symbol=asset.symbol)
 
 
 # ---- One call.

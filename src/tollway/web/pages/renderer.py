@@ -7,7 +7,7 @@ Another listener or another group of pages makes a renderer of its own, with its
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from tollway.web.http.page_response import PageResponse, accepts_gzip
 from tollway.web.http.problems import split_code
 from tollway.web.http.query import format_time
 from tollway.web.pages.assets import PageAssets
+from tollway.web.pages.figures import align_amounts, split_time
 from tollway.web.pages.languages import choose_language, read_catalogs
 from tollway.web.pages.messages import MessageEnvironment
 
@@ -38,7 +39,14 @@ VARY = "Cookie, Accept-Language, Accept-Encoding"
 THEME_COOKIE, LANGUAGE_COOKIE = "theme", "lang"
 GZIP_LEVEL = 6
 OK = 200
-FILTERS = {"line": clean_line, "time": format_time, "decimal": format_decimal, "split_code": split_code}
+FILTERS = {
+    "line": clean_line,
+    "time": format_time,
+    "split_time": split_time,
+    "decimal": format_decimal,
+    "aligned": align_amounts,
+    "split_code": split_code,
+}
 
 _BELOW = {"/": "/apis/", "/my": None}
 """Where the pages below an entry of a navigation begin, if not at its own path. None for no page: `/my` is the overview, beside `/my/calls` and the others."""
@@ -77,6 +85,7 @@ class Frame:
     languages: Sequence[str]
     test_money: TestMoney
     request_id: str
+    now_ms: int
     account: str | None
     operator: GatewayOperator
     logo_path: str | None
@@ -98,7 +107,8 @@ class Frame:
 
 
 class PageRenderer:
-    """Renders templates into responses. Safe to call from many tasks at once. `public_url` without a final slash. `catalogs`: the words of each language."""
+    """Renders templates into responses. Safe to call from many tasks at once. `public_url` without a final slash. `catalogs`: the words of each language.
+    `now_ms`: the time of a page; a moment of the same day is written without its day."""
 
     def __init__(
         self,
@@ -106,6 +116,7 @@ class PageRenderer:
         *,
         public_url: str,
         test_money: TestMoney,
+        now_ms: Callable[[], int],
         sections: Sequence[Section] = PUBLIC_SECTIONS,
         operator: GatewayOperator = UNNAMED,
         catalogs: Mapping[str, NullTranslations] | None = None,
@@ -113,6 +124,7 @@ class PageRenderer:
         self.assets = assets
         self._sections = tuple(sections)
         self._test_money = test_money
+        self._now_ms = now_ms
         self._operator = operator
         self._public_url = public_url
         self._policy = content_security_policy(public_url)
@@ -151,6 +163,7 @@ class PageRenderer:
             languages=tuple(self._environments),
             test_money=self._test_money,
             request_id=str((scope.get("state") or {}).get("request_id", "")),
+            now_ms=self._now_ms(),
             account=account,
             canonical=canonical,
             picture=self._public_url + self.assets.path_of("preview.png"),

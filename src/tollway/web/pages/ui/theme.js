@@ -1,4 +1,4 @@
-// The switches of the theme and of the language, and the button that prints the page. A choice is kept in a cookie without a secret, so that the server writes it into the next page.
+// The switches of the theme and of the language, the button that prints the page, and the buttons that copy. A choice is kept in a cookie without a secret, so that the server writes it into the next page.
 
 const YEAR_S = 31536000;
 
@@ -37,4 +37,32 @@ for (const found of document.querySelectorAll("[data-print]")) {
   const button = /** @type {HTMLButtonElement} */ (found);
   button.addEventListener("click", () => print());
   button.hidden = false;
+}
+
+// ---- Buttons that copy. Each is drawn here, beside the text that it copies: without this module there is none. A browser without a secure address has no clipboard.
+
+const COPIED_MS = 2000;
+const live = document.createElement("span");
+
+/** @param {HTMLElement} node */
+function drawCopyButton(node) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy";
+  button.title = button.ariaLabel = node.dataset.copy ?? "";
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(node.title || (node.textContent ?? ""));
+    live.textContent = "";
+    button.classList.add("done");
+    live.textContent = document.body.dataset.copied ?? "";
+    setTimeout(() => button.classList.remove("done"), COPIED_MS);
+  });
+  (node.closest("a") ?? node).after(button);
+}
+
+if (isSecureContext) {
+  live.className = "hidden";
+  live.role = "status";
+  document.body.append(live);
+  for (const found of document.querySelectorAll("[data-copy]")) drawCopyButton(/** @type {HTMLElement} */ (found));
 }
