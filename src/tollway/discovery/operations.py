@@ -32,6 +32,7 @@ _ANY_QUERY = DocumentParameter(
     name="query", place="query", is_required=False, content={"style": "form", "explode": True}
 )
 _ANY_TEXT: Mapping[str, Any] = {"type": "string"}
+_SUCCESSES = ("200", "201", "202", "203", "2XX", "2xx", "default")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 
@@ -59,6 +60,8 @@ class ApiOperation:
     at most the number of its steps, which the checker bounds. `body_type`: the media type of a body, None without one. The argument is the body as JSON; the fields
     of a form as an object, with `form_fields` as far as the document describes them; a file in base64 where `is_body_file`; else the body as text.
 
+    `response_example`: of a successful response, a part of the document as it is there; None without one.
+
     `is_any`: no operation is documented, and this one stands for every method and path of the listing. It has no `arguments`; the members of `input_schema` are
     `method`, `path` (below the endpoint: empty, or with its slash), `query` (an object of texts) and `body` (any JSON)."""
 
@@ -75,6 +78,7 @@ class ApiOperation:
     form_fields: tuple[FormField, ...] = ()
     is_body_file: bool = False
     is_any: bool = False
+    response_example: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +169,7 @@ class _OperationReader:
             arguments=tuple(inputs.arguments),
             input_schema=inputs.bundle(self._bundler),
             output_schema=None if output is None else self._bundler.bundle(output),
+            response_example=self._find_example(content),
             body_type=None if body is None else body.media_type,
             form_fields=() if body is None else body.form_fields,
             is_body_file=body is not None and body.is_file,
@@ -230,19 +235,45 @@ class _OperationReader:
         return _RequestBody(media_type=media_type, schema=schema, is_file=is_file, is_required=is_required)
 
     def _read_output(self, content: Mapping[str, Any]) -> SchemaCopy | None:
-        responses = content.get("responses")
-        if not isinstance(responses, Mapping):
-            return None
-        for status in ("200", "201", "202", "203", "2XX", "2xx", "default"):
-            response = self._document.resolve(responses.get(status))
-            types = response.get("content") if response is not None else None
-            if not isinstance(types, Mapping):
-                continue
+        for types in self._list_successes(content):
             media_type = next((one for one in types if isinstance(one, str) and is_json(one)), None)
             entry = self._document.resolve(types[media_type]) if media_type else None
             if entry is not None and "schema" in entry:
                 return self._copier.copy(entry["schema"])
         return None
+
+    def _find_example(self, content: Mapping[str, Any]) -> Any:
+        for types in self._list_successes(content):
+            for media_type in types:
+                entry = self._document.resolve(types[media_type]) or {}
+                found = self._find_own_example(entry)
+                if found is not None:
+                    return found
+        return None
+
+    def _find_own_example(self, entry: Mapping[str, Any]) -> Any:
+        """The example of a media type (OpenAPI 3.1 §4.8.14): its own, the first of its `examples`, or that of its schema."""
+        if entry.get("example") is not None:
+            return entry["example"]
+        several = entry.get("examples")
+        named: Mapping[str, Any] = several if isinstance(several, Mapping) else {}
+        for one in named.values():
+            found = self._document.resolve(one)
+            if found is not None and found.get("value") is not None:
+                return found["value"]
+        schema: Mapping[str, Any] = self._document.resolve(entry.get("schema")) or {}
+        given = schema.get("examples")
+        return given[0] if isinstance(given, list) and given else schema.get("example")
+
+    def _list_successes(self, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """The media types of each successful response that has any."""
+        given = content.get("responses")
+        responses: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+        for status in _SUCCESSES:
+            response = self._document.resolve(responses.get(status))
+            types = response.get("content") if response is not None else None
+            if isinstance(types, Mapping):
+                yield types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

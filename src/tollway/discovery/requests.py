@@ -190,7 +190,7 @@ _TEXT_OF_FORMAT: Mapping[str, str] = {
     "ipv4": "192.0.2.1",
 }
 
-_NO_VALUE: Any = object()
+NO_VALUE: Any = object()
 
 
 def example_arguments(operation: ApiOperation) -> dict[str, Any] | None:
@@ -198,7 +198,7 @@ def example_arguments(operation: ApiOperation) -> dict[str, Any] | None:
     values = {
         argument.name: value
         for argument in operation.arguments
-        if (value := _argument_value(operation.input_schema, argument)) is not _NO_VALUE
+        if (value := _argument_value(operation.input_schema, argument)) is not NO_VALUE
     }
     needed = {one.name for one in operation.arguments if one.is_required}
     return values if needed <= values.keys() else None
@@ -235,24 +235,29 @@ def _has_exemplary_body(operation: ApiOperation, value: Any) -> bool:
     return is_json(media_type) or bare_type(media_type) == _EXEMPLARY_TEXT
 
 
+def make_value(schema: Mapping[str, Any]) -> Any:
+    """A value of a schema with its own definitions, whose parts are placeholders where the document has none; `NO_VALUE` without a short one."""
+    return _value_of(schema, _mapping(schema.get("$defs")), 0)
+
+
 def _argument_value(schema: Mapping[str, Any], argument: Argument) -> Any:
     """The value of an argument: a required one always has one, another one only from the document."""
     defs = _mapping(schema.get("$defs"))
     own = _mapping(_mapping(schema.get("properties")).get(argument.name))
     value = _value_of(own, defs, 0) if argument.is_required else _documented_value(own)
-    return value if value is _NO_VALUE or _is_small(value, VALUE_BYTES_MAX * 2) else _NO_VALUE
+    return value if value is NO_VALUE or _is_small(value, VALUE_BYTES_MAX * 2) else NO_VALUE
 
 
 def _value_of(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> Any:
     given = _documented_value(schema)
-    if given is not _NO_VALUE:
+    if given is not NO_VALUE:
         return given
     if depth >= _DEPTH_MAX:
-        return _NO_VALUE
+        return NO_VALUE
     reference = schema.get("$ref")
     if isinstance(reference, str):
         name = reference.removeprefix(_REF)
-        return _value_of(_mapping(defs.get(name)), defs, depth + 1) if reference != name else _NO_VALUE
+        return _value_of(_mapping(defs.get(name)), defs, depth + 1) if reference != name else NO_VALUE
     for word in ("allOf", "oneOf", "anyOf"):
         choices = schema.get(word)
         if isinstance(choices, list) and choices and "type" not in schema:
@@ -267,7 +272,7 @@ def _value_of_kind(kind: str, schema: Mapping[str, Any], defs: Mapping[str, Any]
             return _object(schema, defs, depth)
         case "array":
             item = _value_of(_mapping(schema.get("items")), defs, depth + 1)
-            return [] if item is _NO_VALUE else [item]
+            return [] if item is NO_VALUE else [item]
         case "integer" | "number":
             return _number(schema)
         case "boolean":
@@ -285,16 +290,16 @@ def _object(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> A
     required = schema.get("required")
     needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
     if len(needed) > _MEMBERS_MAX:
-        return _NO_VALUE
+        return NO_VALUE
     members: dict[str, Any] = {}
     for name in needed:
         value = _value_of(_mapping(properties.get(name)), defs, depth + 1)
-        if value is _NO_VALUE:
-            return _NO_VALUE
+        if value is NO_VALUE:
+            return NO_VALUE
         members[name] = value
     for name, own in _first(properties.items()):
         value = _documented_value(_mapping(own))
-        if value is not _NO_VALUE:
+        if value is not NO_VALUE:
             members.setdefault(name, value)
     return members
 
@@ -307,7 +312,7 @@ def _documented_value(schema: Mapping[str, Any]) -> Any:
     for word in ("example", "const", "default"):
         if word in schema and schema[word] is not None and _is_small(schema[word], VALUE_BYTES_MAX):
             return schema[word]
-    return _NO_VALUE
+    return NO_VALUE
 
 
 def _number(schema: Mapping[str, Any]) -> Any:

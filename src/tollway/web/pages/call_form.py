@@ -50,8 +50,18 @@ class CallField:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BodyMember:
+    """A member of a body that is written as JSON. `kind`: the name of its type in the schema; empty for any."""
+
+    name: str
+    kind: str
+    meaning: str
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """`target`: the path with its query, where the form has one field for both (`is_any`). `settings`: JSON for the module. `body_type`: None without a body;
+    """`body_members`: of a body in JSON, at most `FIELDS_MAX`. `target`: the path with its query, where the form has one field for both (`is_any`). `settings`: JSON for the module. `body_type`: None without a body;
     `has_body_text`: it is written as text, not as fields or a file. `ways`: what can be chosen, the first one first."""
 
     method: str
@@ -61,6 +71,7 @@ class CallForm:
     body_type: str | None
     has_body_text: bool
     body: str
+    body_members: tuple[BodyMember, ...]
     is_body_required: bool
     is_any: bool
     target: str
@@ -110,6 +121,7 @@ def make_call_form(
         body_type=body_type,
         has_body_text=body_type is not None and not body_fields and bare_type(body_type) != MULTIPART,
         body=_text_of(values[body.name]) if body is not None and body.name in values else "",
+        body_members=() if body is None or body_fields else _list_members(operation, body),
         is_body_required=body is not None and body.is_required,
         is_any=operation.is_any,
         target=target,
@@ -172,6 +184,24 @@ def _make_body_fields(operation: ApiOperation, body: Argument, example: Any) -> 
             is_required=body.is_required and field.name in needed,
         )
         for number, field in enumerate(shown)
+    )
+
+
+def _list_members(operation: ApiOperation, body: Argument) -> tuple[BodyMember, ...]:
+    whole = operation.input_schema
+    schema = _resolve(_mapping(whole.get("properties")).get(body.name), whole)
+    needed = schema.get("required", ())
+    members = list(_mapping(schema.get("properties")).items())[:FIELDS_MAX]
+    return tuple(_make_member(name, _resolve(own, whole), name in needed) for name, own in members)
+
+
+def _make_member(name: str, schema: Mapping[str, Any], is_required: bool) -> BodyMember:
+    kind = schema.get("type")
+    return BodyMember(
+        name=clean_line(name, 80),
+        kind=clean_line(kind, 32),
+        meaning=clean_line(schema.get("description"), HINT_LENGTH_MAX),
+        is_required=is_required,
     )
 
 
@@ -289,6 +319,8 @@ def _describe_network(chain_id: int, profile: NetworkProfile | None) -> dict[str
 
 WORDS: Mapping[str, str] = {
     "pay": "Pay {0} and call",
+    "connectAndPay": "Connect a wallet, pay {0} and call",
+    "fromProgram": "No wallet here: call from a program",
     "call": "Call",
     "again": "Ask again",
     "price": "Price",

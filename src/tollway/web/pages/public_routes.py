@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
+from tollway.discovery.example_responses import write_example_response
 from tollway.discovery.listing_view import ListingView
 from tollway.discovery.operations import ApiOperation
 from tollway.discovery.safe_text import clean_tags
@@ -36,10 +37,12 @@ from tollway.web.http.query import QueryModel, errors_by_parameter, read_form_qu
 from tollway.web.pages.call_form import WORDS, make_call_form
 from tollway.web.pages.kept_call import TARGET_LENGTH_MAX, FilledCall, KeptCall, fill_call, keep_call
 from tollway.web.pages.public_views import (
+    FILTERED_MIN,
     OPERATIONS_SHOWN_MAX,
     PLACEHOLDER_TAGS_MAX,
     describe,
     find_prices,
+    fold_text,
     host_of,
     list_choices,
     list_proved_hosts,
@@ -149,17 +152,22 @@ class PageRoutes:
         today = day_of(self._context.now_ms())
         days = summarise_days(await self._context.quality.read_days(listing.id, today=today), today=today)
         chosen, shown = None if filled.is_whole else operation, view.operations[:OPERATIONS_SHOWN_MAX]
+        description = describe(listing)
         target = asked.target if filled.is_whole and asked.target is not None else ""
         return self._renderer.respond(
             request,
             "listing.j2",
             api=listing,
             view=view,
-            description=describe(listing),
+            description=description,
+            folded=fold_text(description),
             tags=clean_tags(listing.tags),
             host=host_of(listing),
             prices=find_prices(listing, view.operations),
             operations=shown,
+            has_filter=len(shown) >= FILTERED_MIN,
+            has_one_price=len({one.price.nano for one in view.operations}) == 1,
+            example=None if operation.is_any else write_example_response(operation),
             chosen=chosen,
             ways=view.options[view.quoted_price.nano],
             profiles=self._context.profiles,

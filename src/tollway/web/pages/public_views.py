@@ -20,6 +20,10 @@ from tollway.web.pages.chart_svg import BarChart, ChartStep, lay_out_bars
 
 PROSE_LENGTH_MAX = 2_000
 OPERATIONS_SHOWN_MAX = 100
+FOLDED_LENGTH_MIN = 360
+"""Characters of a description that is shown whole."""
+FILTERED_MIN = 10
+"""Operations of a page that have a filter."""
 SORTS = ("recommended", "newest", "price", "-price", "name")
 PLACEHOLDER_TAGS_MAX = 3
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -127,6 +131,17 @@ def describe(listing: Listing) -> str:
     info = (listing.openapi or {}).get("info")
     text = listing.description.strip() or (info.get("description") if isinstance(info, Mapping) else "")
     return clean_prose(text, PROSE_LENGTH_MAX)
+
+
+def fold_text(text: str) -> tuple[str, str]:
+    """A description as the part that is shown, up to the end of a line or of a word, and the rest, which is folded; empty where all of it is short."""
+    if len(text) <= FOLDED_LENGTH_MIN:
+        return text, ""
+    start = text[:FOLDED_LENGTH_MIN]
+    place = max(start.rfind("\n"), start.rfind(". ") + 1)
+    if place < FOLDED_LENGTH_MIN // 3:
+        place = start.rfind(" ") if " " in start else FOLDED_LENGTH_MIN
+    return text[:place].rstrip(), text[place:].lstrip()
 
 
 def host_of(listing: Listing) -> str:

@@ -1,4 +1,4 @@
-// The switches of the theme and of the language, the button that prints the page, and the buttons that copy. A choice is kept in a cookie without a secret, so that the server writes it into the next page.
+// The switches of the theme and of the language, the button that prints the page, the buttons that copy, and the filters of lists. A choice is kept in a cookie without a secret, so that the server writes it into the next page.
 
 const YEAR_S = 31536000;
 
@@ -65,4 +65,26 @@ if (isSecureContext) {
   live.role = "status";
   document.body.append(live);
   for (const found of document.querySelectorAll("[data-copy]")) drawCopyButton(/** @type {HTMLElement} */ (found));
+}
+
+// ---- Filters: a field above a long list hides the entries that do not have every word. Without this module the list is whole.
+
+for (const found of document.querySelectorAll("[data-filter]")) {
+  const list = /** @type {HTMLElement} */ (found);
+  const row = document.createElement("p");
+  const field = document.createElement("input");
+  const count = document.createElement("span");
+  row.className = "filter";
+  count.className = "quiet figure";
+  count.role = "status";
+  field.type = "search";
+  field.placeholder = field.ariaLabel = list.dataset.filter ?? "";
+  field.addEventListener("input", () => {
+    const words = field.value.toLowerCase().split(/\s+/);
+    const entries = /** @type {HTMLElement[]} */ ([...list.children]);
+    for (const entry of entries) entry.hidden = !words.every((word) => (entry.textContent ?? "").toLowerCase().includes(word));
+    count.textContent = field.value ? `${entries.filter((entry) => !entry.hidden).length} / ${entries.length}` : "";
+  });
+  row.append(field, count);
+  list.before(row);
 }

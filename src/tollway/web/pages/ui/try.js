@@ -41,7 +41,7 @@ class TryPanel {
     this.place = `tollway ${this.settings.apiId}`;
     /** @type {Map<string, string>} the amount that the reader has agreed to, by way */
     this.agreed = new Map(this.ways.map((way) => [way.id, way.amount]));
-    this.isBusy = false;
+    this.isBusy = this.isConnected = this.hasNoWallet = false;
     /** Writes the body where it is a form or a file. */
     this.bodies = form.querySelector("[data-place=form], [data-place=body]") && import("./form_body.js");
     /** @type {((text: string) => void) | undefined} */
@@ -67,6 +67,14 @@ class TryPanel {
     this.rest();
     const intent = this.readIntent();
     if (intent) this.offerToAskAgain(intent);
+    addEventListener("eip6963:announceProvider", () => this.nameStep(false));
+    if (this.ways.length) void findWallets().then((wallets) => this.nameStep(!wallets.length));
+  }
+
+  /** Writes on the button what a click does with the wallets of this browser. @param {boolean} hasNoWallet */
+  nameStep(hasNoWallet) {
+    this.hasNoWallet = hasNoWallet;
+    if (!this.isBusy && this.readIntent() === null) this.showPrice();
   }
 
   /** The button is dead for a moment after the page came to the front and after a flow: a click meant for something else must not pay. */
@@ -115,10 +123,11 @@ class TryPanel {
     return this.ways.find((way) => way.id === chosen) ?? this.ways[0];
   }
 
-  /** The button names what a click pays: for a transaction, all its calls. */
+  /** The button names what a click does and pays: for a transaction, all its calls. */
   showPrice() {
     const way = this.chosenWay();
-    this.button.textContent = way ? this.say("pay", this.priceOf(way, this.agreed.get(way.id) ?? way.amount, this.countCalls(way))) : this.say("call");
+    const step = !way ? "call" : this.hasNoWallet ? "fromProgram" : this.isConnected ? "pay" : "connectAndPay";
+    this.button.textContent = this.say(step, ...(way ? [this.priceOf(way, this.agreed.get(way.id) ?? way.amount, this.countCalls(way))] : []));
   }
 
   /** How many calls a click pays for. What an earlier transaction left pays one. @param {Way} way */
@@ -185,11 +194,15 @@ class TryPanel {
   /** @param {Way} way */
   async openWallet(way) {
     const wallets = await findWallets();
-    if (!wallets.length) throw new Stop(this.say("noWallet"));
+    if (!wallets.length) {
+      document.getElementById("snippets")?.focus();
+      throw new Stop(this.say("noWallet"));
+    }
     const position = wallets.length > 1 ? await this.slip.choose(this.words.choose, wallets.map((one) => one.name)) : 0;
     const provider = wallets[position];
     const onSilence = () => void this.slip.note(this.say("silent"));
     const from = await connect(provider, onSilence);
+    this.isConnected = true;
     this.slip.line(this.words.from, from);
     await moveToChain(provider, way, onSilence);
     this.slip.line(this.words.network, way.name);
