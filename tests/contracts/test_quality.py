@@ -178,3 +178,15 @@ async def test_the_calls_of_each_day_are_read_with_their_buckets(setup: Setup) -
     days = await setup.neighbour.read_days(ONE, today=TODAY)
     assert days == {TODAY: {FAST: 3, FAILED: 1}, TODAY - 29: {SLOW: 2}}
     assert await setup.book.read_days(NOBODY, today=TODAY) == {}
+
+
+async def test_calls_by_day_are_of_the_days_that_count_and_of_listings_with_calls(setup: Setup) -> None:
+    await setup.count(ONE, (FAILED, 2), (FAST, 5))
+    await setup.count(TWO, (FAST, 1))
+    await setup.count(ONE, (SLOW, 3), day=TODAY - 29)
+    await setup.count(ONE, (FAST, 9), day=TODAY - 30)
+    assert await setup.neighbour.count_by_day([ONE, TWO, NOBODY], today=TODAY) == {
+        ONE: [3, *[0] * 28, 7],
+        TWO: [*[0] * 29, 1],
+    }
+    assert await setup.book.count_by_day([], today=TODAY) == {}

@@ -6,7 +6,7 @@ No call depends on this module.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
@@ -210,6 +210,12 @@ class QualityRecords(Protocol):
         ...
 
     async def read_days(self, listing_id: ListingId, *, today: int) -> Mapping[int, Mapping[Bucket, int]]: ...
+
+    async def count_by_day(
+        self, listing_ids: Collection[ListingId], *, today: int
+    ) -> Mapping[ListingId, Sequence[int]]:
+        """The calls of each of these listings on each day that counts, the oldest first. Listings without a call are left out."""
+        ...
 
     async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]: ...
 

@@ -270,7 +270,7 @@ async def test_declining_a_transaction_leaves_nothing_in_the_books(browser: Brow
         await pay_button(watched.page).click()
         await expect(slip(watched.page)).to_contain_text(DECLINED)
         await watched.page.reload()
-        await expect(pay_button(watched.page)).to_have_text("Pay 0.01 USDC and call")
+        await expect(pay_button(watched.page)).to_have_text("Connect a wallet, pay 0.01 USDC and call")
     assert await site.calls(wallet) == []
 
 

@@ -161,7 +161,7 @@ async def test_terms_are_shown_by_their_units_and_not_by_their_words(browser: Br
         await replace_answers(page, embellish, is_paid=False)
         await pay_button(page).click()
         await expect(slip(page)).to_contain_text("The price is now 1000 USDC; this page showed 0.01 USDC.")
-        await expect(pay_button(page)).to_have_text("Pay 1000 USDC and call")
+        await expect(pay_button(page)).to_have_text("Connect a wallet, pay 1000 USDC and call")
         await expect(slip(page)).not_to_contain_text("CENT")
     assert wallet.counts == {}
 
@@ -220,13 +220,13 @@ async def test_the_total_of_a_transfer_is_shown_before_the_wallet_opens(browser:
         calls = page.get_by_label("Calls to pay for at once")
         await page.get_by_label(BY_TRANSACTION).check()
         await calls.fill("700")
-        await expect(pay_button(page)).to_have_text("Pay 7 USDC and call")
+        await expect(pay_button(page)).to_have_text("Connect a wallet, pay 7 USDC and call")
         assert await calls.get_attribute("autocomplete") == "off"
         await pay_button(page).click()
         await expect(slip(page)).to_contain_text("You declined. Nothing has moved.")
         await expect(slip(page).locator(".ticket-line", has_text="Total")).to_contain_text("7 USDC")
         await page.get_by_label("a signature on Sandbox").check()
-        await expect(pay_button(page)).to_have_text("Pay 0.01 USDC and call")
+        await expect(pay_button(page)).to_have_text("Connect a wallet, pay 0.01 USDC and call")
     assert wallet.counts["eth_sendTransaction"] == 0
 
 

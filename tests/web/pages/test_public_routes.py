@@ -2,6 +2,7 @@
 
 import gzip
 import html
+import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from tests.kit.listings import sample_listing
-from tests.kit.pages import BROWSER, RULES, PageHarness, PageReader
+from tests.kit.pages import BROWSER, PROFILE, RULES, PageHarness, PageReader
 from tests.kit.routes import PUBLIC_URL
 from tollway.discovery.gateway_operator import GatewayOperator, Logo
 from tollway.errors import Code
@@ -238,8 +239,8 @@ async def test_the_search_shows_price_quality_and_proof(
     await harness.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=1))
     page = await read(client, "/?q=price")
     assert "0.01 USDC a call" in page.words
-    assert "✓ endpoint proved 99.23 % of 4,120 calls succeeded · p50 40 ms" in page.words
-    assert "words found in: description" in page.words
+    assert "✓ proved 0.01 USDC a call 99.23 % of 4,120 calls succeeded p50 40 ms" in page.words
+    assert "found in: description" in page.words
     assert "/apis/api_quotes" in page.addresses
     assert "1 API" in page.words
 
@@ -325,7 +326,7 @@ async def test_a_card_says_why_the_search_found_it(client: httpx.AsyncClient) ->
             await read(similar, "/?q=worth"),
             await read(similar, "/"),
         ]
-    reasons = ("words found in: tags", "similar in meaning")
+    reasons = ("found in: tags", "similar in meaning")
     assert [[one for one in reasons if one in page.words] for page in pages] == [
         [reasons[0]],
         [reasons[1]],
@@ -437,6 +438,33 @@ async def test_the_page_links_to_its_neighbours(
     assert [one for one in page.addresses if one.startswith("?")] == links
     assert "25 APIs" in page.words  # also on a page after the last one
     assert ("‹ previous" in page.words, "next ›" in page.words) == ("page=" in query, query == "")
+
+
+async def test_a_row_has_what_a_reader_compares(harness: PageHarness, client: httpx.AsyncClient) -> None:
+    today = day_of(harness.now_ms)
+    await harness.quality.add({(QUOTES.id, bucket_of(10)): 1_200, (QUOTES.id, FAILED): 34}, day=today)
+    answer = await client.get("/")
+    page = PageReader(answer.text)
+    assert (
+        "Quotes A price for every symbol data · prices api.example.com not proved 0.01 USDC a call "
+        "not measured yet 1,234 calls".replace(" · ", "")
+        in page.words
+    )
+    assert 'role="img" aria-label="Calls of 30 days, day by day"><path d="M' in answer.text
+    assert PROFILE.name not in page.words.partition("1 API")[2], "every row would have the only network"
+
+
+async def test_the_first_page_has_three_doors_and_chips_of_tags(client: httpx.AsyncClient) -> None:
+    page = await read(client, "/")
+    assert {"#q", "/my/apis/new", "/?tag=data", "/?tag=prices"} <= set(page.addresses)
+    settings = json.loads(page.text[page.text.index("{") : page.text.rindex("}") + 1])
+    (server,) = settings["mcpServers"].values()
+    assert (server["command"], server["args"]) == ("tollway", ["mcp", "--chain", "84532"])
+    assert server["env"]["TOLLWAY_GATEWAY"] == PUBLIC_URL
+    assert {"TOLLWAY_KEY_FILE", "TOLLWAY_MAX_PRICE", "TOLLWAY_BUDGET"} <= set(server["env"])
+    found = await read(client, "/?q=price&tag=data")
+    assert "mcpServers" not in found.text
+    assert {"/?q=price&tag=prices", "/?q=price"} <= set(found.addresses), "a chip keeps the words"
 
 
 # ---- One API.

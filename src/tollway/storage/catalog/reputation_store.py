@@ -10,7 +10,7 @@ sums are made one after another, and their reads run outside the writer, which c
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -277,6 +277,22 @@ class QualityStore:
         for day, bucket, calls in rows:
             days.setdefault(day, {})[Bucket(bucket)] = int(calls)
         return days
+
+    async def count_by_day(
+        self, listing_ids: Collection[ListingId], *, today: int
+    ) -> Mapping[ListingId, Sequence[int]]:
+        first = first_day(today)
+        sums = (
+            select(_DAY.listing_id, _DAY.day, func.sum(_DAY.calls))
+            .where(_DAY.listing_id.in_(sorted(listing_ids)), _DAY.day.between(first, today))
+            .group_by(_DAY.listing_id, _DAY.day)
+        )
+        rows = await self._database.read(lambda connection: connection.execute(sums).all())
+        counts: dict[ListingId, list[int]] = {}
+        for listing_id, day, calls in rows:
+            days = counts.setdefault(ListingId(listing_id), [0] * (today - first + 1))
+            days[day - first] = int(calls)
+        return counts
 
     async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]:
         quality, listing = quality_table.c, listing_table.c

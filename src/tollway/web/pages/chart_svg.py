@@ -17,6 +17,7 @@ HEIGHT_MIN = 1.5
 
 VALUE_MAX = 1e300
 """Larger values are drawn as this one: the sum of a step stays a number."""
+SPARK_WIDTH, SPARK_HEIGHT = 60, 16
 _NICE = (1, 2, 5, 10)
 _PLAIN_MIN, _PLAIN_MAX = 1e-6, 1e9
 """Smaller and larger numbers are written with their power of ten."""
@@ -121,6 +122,21 @@ def lay_out_bars(steps: Sequence[ChartStep], *, series: Sequence[str], summary: 
         lines=tuple(lines) if highest > 0 else (),
         is_empty=highest <= 0,
     )
+
+
+def outline_spark(values: Sequence[float]) -> str:
+    """The path of a small picture of values in a row, in a box of `SPARK_WIDTH` times `SPARK_HEIGHT`; empty where all are 0."""
+    limited = [_limit(value) for value in values]
+    highest = max(limited, default=0.0)
+    if highest <= 0:
+        return ""
+    slot, parts = SPARK_WIDTH / len(limited), []
+    for number, value in enumerate(limited):
+        if value > 0:
+            height = round(max((SPARK_HEIGHT - 1) * (value / highest), 1.0), 1)
+            width = round(slot * (1 - GAP_SHARE), 2)
+            parts.append(f"M{round(number * slot, 2):g} {SPARK_HEIGHT}v-{height:g}h{width:g}v{height:g}z")
+    return "".join(parts)
 
 
 def round_up_nicely(value: float) -> float:

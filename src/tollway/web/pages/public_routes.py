@@ -4,9 +4,9 @@ Each asks the same context as its sister under `/api/v2` and hands frozen record
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from pydantic import Field
@@ -37,6 +37,7 @@ from tollway.web.http.query import QueryModel, errors_by_parameter, read_form_qu
 from tollway.web.pages.call_form import WORDS, make_call_form
 from tollway.web.pages.kept_call import TARGET_LENGTH_MAX, FilledCall, KeptCall, fill_call, keep_call
 from tollway.web.pages.public_views import (
+    CHIPS_MAX,
     FILTERED_MIN,
     OPERATIONS_SHOWN_MAX,
     PLACEHOLDER_TAGS_MAX,
@@ -52,7 +53,7 @@ from tollway.web.pages.public_views import (
 )
 from tollway.web.pages.reference_views import Reference, describe_schema, name_schema, write_schema
 from tollway.web.pages.renderer import PageRenderer
-from tollway.web.pages.snippets import write_snippets
+from tollway.web.pages.snippets import write_mcp_settings, write_snippets
 
 NO_FACETS = CatalogFacets()
 NO_RESULTS = ListingPage(found=(), total=0)
@@ -126,10 +127,26 @@ class PageRoutes:
             tags=clean_tags([tag for tag, _ in every.tags[:TAGS_NAMED_MAX]]),
             has_filters=not FILTERS.isdisjoint(given),
             errors=errors,
-            results=view_results(page, asked, list(given.items())),
-            name_network=self._name_network,
+            results=view_results(page, asked, list(given.items()), by_day=await self._count_calls(page)),
+            chips_max=CHIPS_MAX,
+            mcp=write_mcp_settings(
+                self._context.public_url,
+                self._context.profiles,
+                max_price=f"0.05 {self._currencies[0]}" if self._currencies else "",
+            ),
+            **self._networks(),
             headers={"Link": self._links},
         )
+
+    async def _count_calls(self, page: ListingPage) -> Mapping[ListingId, Sequence[int]]:
+        found = [one.listing.id for one in page.found]
+        if not found:
+            return {}
+        return await self._context.quality.count_by_day(found, today=day_of(self._context.now_ms()))
+
+    def _networks(self) -> Mapping[str, Any]:
+        """What a row says of networks: nothing where the gateway has one."""
+        return {"name_network": self._name_network, "has_networks": len(self._context.profiles) > 1}
 
     def _read_search(self, given: Mapping[str, str]) -> ListingQuery | Problem:
         """The query of the form: that of `GET /apis`. Where the gateway has one currency, a price needs no other word for it."""
@@ -202,8 +219,10 @@ class PageRoutes:
             path=f"/providers/{provider}",
             provider=str(provider),
             hosts=list_proved_hosts(page_found.found),
-            results=view_results(page_found, query, list(given.items())),
-            name_network=self._name_network,
+            results=view_results(
+                page_found, query, list(given.items()), by_day=await self._count_calls(page_found)
+            ),
+            **self._networks(),
         )
 
     # ---- The gateway.

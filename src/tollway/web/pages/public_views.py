@@ -10,8 +10,8 @@ from urllib.parse import urlencode, urlsplit
 
 from tollway.chain.networks import NetworkProfile
 from tollway.discovery.operations import ApiOperation
-from tollway.discovery.safe_text import clean_line, clean_prose
-from tollway.ids import ChainId
+from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
+from tollway.ids import ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.catalog import CatalogFacets, ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing
@@ -25,7 +25,7 @@ FOLDED_LENGTH_MIN = 360
 FILTERED_MIN = 10
 """Operations of a page that have a filter."""
 SORTS = ("recommended", "newest", "price", "-price", "name")
-PLACEHOLDER_TAGS_MAX = 3
+PLACEHOLDER_TAGS_MAX, ROW_TAGS_MAX, CHIPS_MAX = 3, 3, 14
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -40,10 +40,25 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultsView:
-    """A page of results. `cards`: listings with their lowest and highest price. `has_words`: of the search. `previous`, `following`: paths of the pages beside it."""
+class ResultRow:
+    """A listing of a page of results. `prices`: the lowest and the highest. `host`: of its endpoint. `by_day`: its paid calls of 30 days, in steps of two."""
 
-    cards: tuple[tuple[ListingMatch, tuple[Price, Price]], ...]
+    found: ListingMatch
+    prices: tuple[Price, Price]
+    host: str
+    tags: Sequence[str]
+    by_day: Sequence[int]
+
+    @property
+    def calls(self) -> int:
+        return sum(self.by_day)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultsView:
+    """A page of results. `has_words`: of the search. `previous`, `following`: paths of the pages beside it."""
+
+    rows: tuple[ResultRow, ...]
     total: int
     is_lower_bound: bool
     has_words: bool
@@ -64,8 +79,14 @@ def name_network(chain_id: ChainId, profiles: Mapping[ChainId, NetworkProfile]) 
 # ---- The search.
 
 
-def view_results(page: ListingPage, query: ListingQuery, given: Sequence[tuple[str, str]]) -> ResultsView:
-    """`given`: the parameters of the request; the links to the pages beside have them."""
+def view_results(
+    page: ListingPage,
+    query: ListingQuery,
+    given: Sequence[tuple[str, str]],
+    *,
+    by_day: Mapping[ListingId, Sequence[int]],
+) -> ResultsView:
+    """`given`: the parameters of the request; the links to the pages beside have them. `by_day`: paid calls of the last 30 days, of the listings that have any."""
     last = -(-page.total // query.limit)
     has_following = query.page < last or (page.is_lower_bound and len(page.found) == query.limit)
     kept = [(name, value) for name, value in given if name != "page" and value]
@@ -74,12 +95,22 @@ def view_results(page: ListingPage, query: ListingQuery, given: Sequence[tuple[s
         return "?" + urlencode([*kept, ("page", str(number))] if number > 1 else kept)
 
     return ResultsView(
-        cards=tuple((found, find_prices(found.listing)) for found in page.found),
+        rows=tuple(_view_row(found, by_day.get(found.listing.id, ())) for found in page.found),
         total=page.total,
         is_lower_bound=page.is_lower_bound,
         has_words=query.words is not None,
         previous=link(query.page - 1) if query.page > 1 else None,
         following=link(query.page + 1) if has_following else None,
+    )
+
+
+def _view_row(found: ListingMatch, by_day: Sequence[int]) -> ResultRow:
+    return ResultRow(
+        found=found,
+        prices=find_prices(found.listing),
+        host=host_of(found.listing),
+        tags=clean_tags(found.listing.tags[:ROW_TAGS_MAX]),
+        by_day=[sum(by_day[first : first + 2]) for first in range(0, len(by_day), 2)],
     )
 
 

@@ -27,6 +27,7 @@ from tollway.web.http.page_response import PageResponse, accepts_gzip
 from tollway.web.http.problems import split_code
 from tollway.web.http.query import format_time
 from tollway.web.pages.assets import PageAssets
+from tollway.web.pages.chart_svg import outline_spark
 from tollway.web.pages.figures import align_amounts, split_time
 from tollway.web.pages.languages import choose_language, read_catalogs
 from tollway.web.pages.messages import MessageEnvironment
@@ -45,6 +46,7 @@ FILTERS = {
     "split_time": split_time,
     "decimal": format_decimal,
     "aligned": align_amounts,
+    "spark": outline_spark,
     "split_code": split_code,
 }
 

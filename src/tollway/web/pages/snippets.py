@@ -7,7 +7,7 @@ reader, never from the page, and so does a file: `FILE` stands for its path, and
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from tollway.discovery.forms import MULTIPART, bare_type
 from tollway.discovery.listing_view import ListingView
 from tollway.discovery.operations import ApiOperation
 from tollway.discovery.requests import ToolRequest, example_arguments, example_json, make_request
+from tollway.ids import ChainId
 
 CONTENT_TYPE = "content-type"
 FILE = "FILE"
@@ -266,16 +267,20 @@ def _typescript_body(example: _Example) -> str:
 
 
 def _mcp(view: ListingView, example: _Example) -> str:
-    chains = [part for chain_id in view.listing.networks for part in ("--chain", str(int(chain_id)))]
-    currency = view.listing.currency
+    price = example.price or f"0.05 {view.listing.currency}"
+    return write_mcp_settings(view.public_url, view.listing.networks, max_price=price)
+
+
+def write_mcp_settings(public_url: str, networks: Iterable[ChainId], *, max_price: str) -> str:
+    """The settings of an MCP client, which start the server of a wallet. `max_price`: with its currency; empty for a gateway of free APIs."""
+    limits = {"TOLLWAY_MAX_PRICE": max_price, "TOLLWAY_BUDGET": f"1 {max_price.partition(' ')[2]}"}
     server = {
         "command": "tollway",
-        "args": ["mcp", *chains],
+        "args": ["mcp", *(part for chain_id in networks for part in ("--chain", str(int(chain_id))))],
         "env": {
-            "TOLLWAY_GATEWAY": view.public_url,
+            "TOLLWAY_GATEWAY": public_url,
             "TOLLWAY_KEY_FILE": "/home/you/.tollway/agent.key",
-            "TOLLWAY_MAX_PRICE": example.price or f"0.05 {currency}",
-            "TOLLWAY_BUDGET": f"1 {currency}",
+            **(limits if max_price else {}),
         },
     }
     return json.dumps({"mcpServers": {"tollway": server}}, indent=2)

@@ -100,6 +100,7 @@ class TryPanel {
       this.slip.note(this.explain(error), true);
     } finally {
       this.isBusy = false;
+      this.nameStep(this.hasNoWallet);
       this.rest();
     }
   }
