@@ -125,7 +125,8 @@ async def test_pages_are_whole_without_javascript(browser: Browser, site: Site) 
         assert await page.locator("h1").inner_text() == "Sample quotes"
         await page.get_by_role("link", name="POST /echo").click()
         assert "operation=" in page.url
-        await page.get_by_role("link", name=str(site.provider.address)).first.click()
+        address = str(site.provider.address)
+        await page.get_by_role("link", name=f"{address[:6]}…{address[-4:]}").click()
         assert "Sells 25 APIs" in await page.locator("main").inner_text()
         await page.get_by_role("link", name="next").click()
         assert await page.get_by_role("link", name="previous").count() == 1

@@ -354,7 +354,7 @@ async def read_list(watched: WatchedPage) -> list[list[str]]:
                     await head.locator("time").get_attribute("datetime") or "",
                     cells[0],
                     cells[2],
-                    cells[3].partition(" ")[0],
+                    cells[3].partition(" ")[0].replace("–", "0"),
                     FREE.get(cells[4], cells[4]),
                 ]
             )

@@ -39,7 +39,7 @@ for (const found of document.querySelectorAll("[data-print]")) {
   button.hidden = false;
 }
 
-// ---- Buttons that copy. Each is drawn here, beside the text that it copies: without this module there is none. A browser without a secure address has no clipboard.
+// ---- Buttons that copy, drawn beside their text. A browser without a secure address has no clipboard.
 
 const COPIED_MS = 2000;
 const live = document.createElement("span");
@@ -60,14 +60,15 @@ function drawCopyButton(node) {
   (node.closest("a") ?? node).after(button);
 }
 
-if (isSecureContext) {
+const copied = isSecureContext ? document.querySelectorAll("[data-copy]") : [];
+if (copied.length) {
   live.className = "hidden";
   live.role = "status";
   document.body.append(live);
-  for (const found of document.querySelectorAll("[data-copy]")) drawCopyButton(/** @type {HTMLElement} */ (found));
+  for (const found of copied) drawCopyButton(/** @type {HTMLElement} */ (found));
 }
 
-// ---- Filters: a field above a long list hides the entries that do not have every word. Without this module the list is whole.
+// ---- Filters: a field above a long list hides the entries that lack one of its words.
 
 for (const found of document.querySelectorAll("[data-filter]")) {
   const list = /** @type {HTMLElement} */ (found);

@@ -7,7 +7,7 @@ import {
   CallSlip, RecoveryFields, bodyOf, decode, encode, enterHash, followChoices, format, isInternal, isNotPaid, isOfGateway, isOutdated, mayGiveUp, parse, paymentHeaders, readForm, readOutcome, readProblem, readState,
   readStored, restoreFirst, sendCall, showAnswer,
 } from "./call_slip.js";
-import { CALL_TYPES, GatewayRefused, TRANSFER_TYPES, WalletRefused, connect, findWallets, keccak256, makeNonce, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
+import { CALL_TYPES, GatewayRefused, TRANSFER_TYPES, WalletRefused, connect, findWallets, makeNonce, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
 
 const DEAD_MS = 500;
 const ATTEMPTS_MAX = 60;
@@ -100,8 +100,8 @@ class TryPanel {
       this.slip.note(this.explain(error), true);
     } finally {
       this.isBusy = false;
-      this.nameStep(this.hasNoWallet);
       this.rest();
+      this.nameStep(this.hasNoWallet);
     }
   }
 
@@ -268,6 +268,7 @@ class TryPanel {
   /** @param {Way} way @param {PaymentOption} option @param {CallRequest} request @param {import("./wallet.js").Wallet} provider @param {string} from @param {number} calls */
   async payByTransaction(way, option, request, provider, from, calls) {
     const amount = BigInt(option.amount) * BigInt(calls);
+    await import("./keccak.js"); // the call after the transfer needs it
     await this.checkBalance(way, provider, from, amount);
     await this.keepAccount(provider, from, way);
     /** @type {Intent} */
@@ -311,7 +312,7 @@ class TryPanel {
     const { request, way } = intent;
     const validUntil = Math.floor(Date.now() / 1000) + BOUND_VALID_S;
     const nonce = makeNonce();
-    const bodyHash = keccak256(bodyOf(request));
+    const bodyHash = (await import("./keccak.js")).keccak256(bodyOf(request));
     const message = { gateway: this.settings.gateway, apiId: this.settings.apiId, method: request.method, target: request.target, bodyHash, transaction: intent.transaction, validUntil: String(validUntil), nonce };
     const domain = { name: "Tollway", version: "1", chainId: way.chainId };
     await this.keepAccount(provider, intent.from, way);
