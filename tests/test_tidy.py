@@ -71,6 +71,7 @@ LONG_FILES: dict[str, str] = {
 
 SHORT_FILES: dict[str, str] = {
     "app/search_extra.py": "the one place that loads the extra for search by meaning",
+    "discovery/example_responses.py": "how much of a provider's example is read, for the page of an API",
     "observability/alert_limits.py": "thresholds for two readers that import nothing else of each other: the table of alerts and the operator's pages",
     "cli/csv_output.py": "where a CSV file goes, for every command with --csv",
     "client/issuers.py": "the one place where the environment decides which certificates a client trusts",
@@ -427,11 +428,11 @@ def test_no_pure_module_is_lost() -> None:
     assert len(listed) == len(set(listed)) == PURE_COUNT
 
 
-COSTS_MAX = {"route": 108, "page": 246, "command": 153, "listing field": 6}
+COSTS_MAX = {"route": 108, "page": 255, "command": 153, "listing field": 6}
 """What one more thing costs, by what those of today cost: lines of code for a route of the API, for a page with its template and for a command; files
 of a field of listings (`forwardSignature`), without the gateway that obeys it. A change lowers a number, or says here why it raises one: `publish` prints ten
 lines of a dry run and the next steps, `search` says how it understood the words (command, from 151); each page describes itself and names the operator (page,
-from 245)."""
+from 245); the page of an API has examples, a filter and what a click does, and a list of APIs has rows of what a reader compares (page, from 246)."""
 
 
 def test_one_more_thing_costs_no_more_than_today() -> None:

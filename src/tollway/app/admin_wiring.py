@@ -19,7 +19,7 @@ from tollway.web.operator.operator_routes import admin_router
 from tollway.web.operator.runbook import read_runbooks
 from tollway.web.operator.sign_in import AdminSignInPages
 from tollway.web.operator.transactions import AdminTransactions
-from tollway.web.pages.assets import asset_router, read_assets
+from tollway.web.pages.assets import PageAssets, asset_router, read_assets
 from tollway.web.pages.renderer import PageRenderer
 
 
@@ -79,21 +79,23 @@ def build_admin_app(
         )
     )
     pages.routes.extend(asset_router(assets).routes)
-    money = describe_money(parts.rules)
-    renderer = PageRenderer(
-        assets,
-        public_url="",
-        test_money=money,
-        now_ms=web.now_ms,
-        sections=SECTIONS,
-        operator=settings.operator,
-    )
     return AdminApp(
         metrics=metrics,
         pages=pages,
         hosts=AdminHosts(listen_host=listen.host, port=listen.port, names=settings.admin_hosts),
         sign_in=sign_in,
-        renderer=renderer,
+        renderer=_make_renderer(parts, assets, web=web),
         public_url=settings.public_url,
         entropy=secrets.token_bytes,
+    )
+
+
+def _make_renderer(parts: GatewayParts, assets: PageAssets, *, web: WebContext) -> PageRenderer:
+    return PageRenderer(
+        assets,
+        public_url="",
+        test_money=describe_money(parts.rules),
+        now_ms=web.now_ms,
+        sections=SECTIONS,
+        operator=parts.settings.operator,
     )

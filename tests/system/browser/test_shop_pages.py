@@ -125,7 +125,7 @@ async def test_code_and_ids_are_copied_by_keyboard(browser: Browser, shop: httpx
         ):
             await page.get_by_role("button", name=button).focus()
             await page.keyboard.press("Enter")
-            await expect(page.locator("body > [role=status]")).to_have_text("Copied")
+            await expect(page.locator("body > [aria-live]")).to_have_text("Copied")
             assert await watched.evaluate("navigator.clipboard.readText()") == copied
             await watched.check()
         provider = page.locator(f'[title="{PAYEE}"]')
@@ -201,7 +201,7 @@ async def test_the_doors_and_chips_work_by_keyboard(browser: Browser, shop: http
         await watched.goto("/")
         await watched.push(".doors summary")
         await watched.push(".doors .block .copy")
-        await expect(page.locator("body > [role=status]")).to_have_text("Copied")
+        await expect(page.locator("body > [aria-live]")).to_have_text("Copied")
         settings = json.loads(await watched.evaluate("navigator.clipboard.readText()"))
         assert settings["mcpServers"]["tollway"]["env"]["TOLLWAY_GATEWAY"] == watched.base_url
         await watched.check()

@@ -306,10 +306,26 @@ async def test_too_little_money_is_shown_before_anything_is_signed(browser: Brow
     assert wallet.counts["eth_signTypedData_v4"] == 0
 
 
-async def test_without_a_wallet_the_page_says_so(browser: Browser, site: Site) -> None:
+async def test_without_a_wallet_the_button_says_so_and_leads_to_the_programs(
+    browser: Browser, site: Site
+) -> None:
     async with open_panel(browser, site, None) as watched:
-        await pay_button(watched.page).click()
-        await expect(slip(watched.page)).to_contain_text("No wallet was found in this browser.")
+        page = watched.page
+        await expect(pay_button(page)).to_have_text("No wallet here: call from a program")
+        await expect(pay_button(page)).to_be_enabled()
+        await pay_button(page).press("Enter")
+        await expect(slip(page)).to_contain_text("No wallet was found in this browser.")
+        await expect(page.get_by_role("heading", name="From a program")).to_be_focused()
+
+
+async def test_the_button_names_each_step_of_a_wallet(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await expect(pay_button(page)).to_have_text("Connect a wallet, pay 0.01 USDC and call")
+        await pay_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+        await expect(pay_button(page)).to_have_text("Pay 0.01 USDC and call")
 
 
 async def test_the_reader_chooses_one_of_several_wallets(browser: Browser, site: Site) -> None:

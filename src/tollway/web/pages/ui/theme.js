@@ -63,7 +63,7 @@ function drawCopyButton(node) {
 const copied = isSecureContext ? document.querySelectorAll("[data-copy]") : [];
 if (copied.length) {
   live.className = "hidden";
-  live.role = "status";
+  live.ariaLive = "polite";
   document.body.append(live);
   for (const found of copied) drawCopyButton(/** @type {HTMLElement} */ (found));
 }
