@@ -564,7 +564,7 @@ async def test_parameters_have_their_meaning_and_a_response_its_example(
 async def test_many_operations_have_a_filter(
     harness: PageHarness, client: httpx.AsyncClient, count: int, has_filter: bool
 ) -> None:
-    paths = {f"/orders/{number}": {"get": {"responses": {}}} for number in range(count)}
+    paths: dict[str, Any] = {f"/orders/{number}": {"get": {"responses": {}}} for number in range(count)}
     await harness.catalog.publish(
         replace(QUOTES, id=ListingId("api_many"), operations=(), openapi=document_of(paths))
     )
