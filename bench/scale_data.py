@@ -25,16 +25,17 @@ from scale_standing import (
     quality_row,
 )
 
-from tollway.registry.search_rank import list_stems, weigh_words
+from tollway.registry.search_rank import weigh_words
 from tollway.registry.search_tokens import fold
 from tollway.storage.catalog.catalog_tables import is_shown, listing_table, listing_values, terms_values
-from tollway.storage.catalog.catalog_words import list_spelled_words, spelling_rows, to_vector
+from tollway.storage.catalog.catalog_words import list_spelled_words, spelling_rows
+from tollway.storage.catalog.search_blocks import BLOCK_SIZE, format_bits, list_features
 from tollway.storage.engine.database import connect_database, sqlite_module
 from tollway.storage.engine.migrate import upgrade
 from tollway.storage.ledger.call_terms import CallTerms, TermsReference, reference_of
 from tollway.storage.ledger.ledger_tables import call_table, payment_table
 
-CHUNK = 20_000
+CHUNK = 5 * BLOCK_SIZE
 LISTING_COLUMNS = tuple(column.name for column in listing_table.columns)
 CALL_COLUMNS = tuple(column.name for column in call_table.columns)
 PAYMENT_COLUMNS = tuple(column.name for column in payment_table.columns)
@@ -64,6 +65,8 @@ LOADED = (
     "listing_quality",
     "listing_ownership",
     "listing_document",
+    "listing_search",
+    "search_block",
     "search_spelling",
     "call_terms",
     "call",
@@ -95,12 +98,17 @@ class ListingRows:
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
         self._spelled: set[str] = set()
+        self._blocks: dict[tuple[str, int], int] = {}
 
     def chunks(self) -> Iterator[dict[str, list[tuple[Any, ...]]]]:
-        for start in range(1, self._scale.listings + 1, CHUNK):
-            rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in (*LISTING_TABLES, "search")}
-            for seq in range(start, min(start + CHUNK, self._scale.listings + 1)):
+        for start in range(0, self._scale.listings + 1, CHUNK):
+            rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in LISTING_TABLES}
+            self._blocks.clear()
+            for seq in range(max(1, start), min(start + CHUNK, self._scale.listings + 1)):
                 self._add(rows, seq)
+            rows["search_block"] += [
+                (feature, block, format_bits(bits)) for (feature, block), bits in sorted(self._blocks.items())
+            ]
             yield rows
 
     def _add(self, rows: dict[str, list[tuple[Any, ...]]], seq: int) -> None:
@@ -119,9 +127,14 @@ class ListingRows:
                 rows[table].append(row)
         if not is_shown(one):
             return
-        rows["listing_tag"] += [(tag, seq) for tag in sorted({fold(tag) for tag in one.tags})]
+        tags = sorted({fold(tag) for tag in one.tags})
+        rows["listing_tag"] += [(tag, seq) for tag in tags]
         rows["listing_network"] += [(chain_id, seq) for chain_id in one.networks]
-        rows["search"].append((seq, weigh_words(one)))
+        weights = weigh_words(one)
+        rows["listing_search"].append((seq, weights))
+        block, place = divmod(seq, BLOCK_SIZE)
+        for feature in list_features(weights, tags=tags, networks=one.networks, currency=one.currency):
+            self._blocks[feature, block] = self._blocks.get((feature, block), 0) | 1 << place
         new = [word for word in list_spelled_words(one) if word not in self._spelled]
         self._spelled.update(new)
         rows["search_spelling"] += spelling_rows(new)
@@ -184,8 +197,6 @@ def fill_sqlite(path: Path, scale: Scale, tell: Callable[[str], None]) -> None:
     for rows in ListingRows(scale).chunks():
         for table, columns in LISTING_TABLES.items():
             insert(table, columns, rows[table])
-        words = [(seq, " ".join(list_stems(weights)), weights) for seq, weights in rows["search"]]
-        insert("listing_search", ("rowid", "words", "weights"), words)
     tell("listings")
     ledger_rows = LedgerRows(scale)
     insert("call", CALL_COLUMNS, ledger_rows.calls())
@@ -211,6 +222,8 @@ LISTING_TABLES: dict[str, Iterable[str]] = {
     "listing_ownership": OWNERSHIP_COLUMNS,
     "listing_document": DOCUMENT_COLUMNS,
     "search_spelling": ("spelling", "word"),
+    "listing_search": ("listing_seq", "weights"),
+    "search_block": ("feature", "block", "listings"),
 }
 
 
@@ -220,11 +233,10 @@ async def fill_postgres(url: str, scale: Scale, tell: Callable[[str], None]) -> 
     # Foreign keys and triggers rest, for this session alone.
     await run("SET session_replication_role = replica")
     await run("SET maintenance_work_mem = '1GB'")
-    names = (*LOADED, "listing_search")
     later = await connection.fetch(
         "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = ANY($1::text[]) AND NOT EXISTS"
         " (SELECT FROM pg_constraint WHERE conname = indexname)",
-        names,
+        LOADED,
     )
     for row in later:
         await run(f"DROP INDEX {row['indexname']}")
@@ -232,16 +244,9 @@ async def fill_postgres(url: str, scale: Scale, tell: Callable[[str], None]) -> 
     async def copy(table: str, columns: Iterable[str], rows: Rows) -> None:
         await connection.copy_records_to_table(table, columns=list(columns), records=rows)
 
-    await run("CREATE TEMP TABLE words (seq bigint, words text, weights text)")
     for rows in ListingRows(scale).chunks():
         for table, columns in LISTING_TABLES.items():
             await copy(table, columns, rows[table])
-        vectors = [(seq, to_vector(list_stems(weights)), weights) for seq, weights in rows["search"]]
-        await copy("words", ("seq", "words", "weights"), vectors)
-        await run(
-            "INSERT INTO listing_search (listing_seq, words, weights) SELECT seq, words::tsvector, weights FROM words"
-        )
-        await run("TRUNCATE words")
     tell("listings")
     ledger_rows = LedgerRows(scale)
     for chunk in chunked(ledger_rows.calls()):

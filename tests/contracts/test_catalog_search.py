@@ -7,20 +7,22 @@ from itertools import count
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from tests.kit.clocks import Clock
 from tests.kit.listings import sample_listing
 from tests.kit.stores import write_reputation
-from tollway.ids import Address, ListingId
+from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
-from tollway.registry.catalog import Catalog, Correction, ListingQuery, Sort
+from tollway.registry.catalog import Catalog, Correction, ListingQuery, NetworkCurrency, Sort
 from tollway.registry.listing import Listing, Operation
 from tollway.registry.quality import Quality, Reputation
 from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.catalog_tables import spelling_table
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
 
-PROVIDER = Address(b"\xaa" * 20)
+PROVIDER, OTHER = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 _NUMBERS = count(1)
 
 
@@ -296,7 +298,7 @@ async def test_explicit_orders_list_those_with_all_words_or_else_those_with_some
 async def test_pages_of_relevance_have_no_gap_beyond_the_ranked_candidates(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.catalog.catalog_search.RANKED_MAX", 6)
+    monkeypatch.setattr("tollway.storage.catalog.word_search.RANKED_MAX", 6)
     all_words = [make_listing(f"red door {number}") for number in range(4)]
     some = [make_listing(f"{'red' if number % 2 else 'door'} {number}") for number in range(7)]
     await publish_all(catalog, [*all_words, *some])
@@ -321,6 +323,82 @@ async def test_filters_hold_for_listings_with_some_words(catalog: Catalog) -> No
     page = await catalog.search(ListingQuery(words="red door", tag="b"))
     assert [found.listing.name for found in page.found] == ["red door", "door"]
     assert (page.total, page.total_all) == (2, 1)
+
+
+async def test_an_edit_changes_the_words_that_find_a_listing(catalog: Catalog) -> None:
+    listing = make_listing("Zeppelin rides", tags=("sky",))
+    await catalog.publish(listing)
+    edited = replace(listing, name="Balloon rides", tags=("air",))
+    await catalog.revise(edited, expected_revision=1)
+    assert await find_names(catalog, "zeppelin") == []
+    for words, tag, names in (
+        ("balloon", "air", ["Balloon rides"]),
+        ("rides", "air", ["Balloon rides"]),
+        ("rides", "sky", []),
+    ):
+        assert await find_names(catalog, words, tag=tag) == names
+    await catalog.revise(replace(edited, retired_ms=1), expected_revision=2)
+    assert await find_names(catalog, "rides") == []
+
+
+async def test_a_word_is_a_correction_until_its_last_listing_goes(setup: Setup) -> None:
+    catalog = setup.catalog
+    one, other = make_listing("Zeppelin rides"), make_listing("Zeppelins")
+    await publish_all(catalog, [one, other])
+    await catalog.revise(replace(one, retired_ms=1), expected_revision=1)
+    assert (await catalog.search(ListingQuery(words="zepelin"))).corrections
+    await catalog.revise(replace(other, name="Balloons"), expected_revision=1)
+    assert not (await catalog.search(ListingQuery(words="zepelin"))).corrections
+    words = await setup.database.read(
+        lambda connection: set(connection.scalars(select(spelling_table.c.word)))
+    )
+    assert "balloons" in words
+    assert not words & {"zeppelin", "zeppelins", "rides"}
+
+
+async def test_publications_at_the_same_time_keep_each_others_words(catalog: Catalog) -> None:
+    listings = [make_listing(f"Weather station {number}", tags=("sky",)) for number in range(12)]
+    await asyncio.gather(*map(catalog.publish, listings))
+    edits = [replace(one, name=f"Weather balloon {number}") for number, one in enumerate(listings)]
+    await asyncio.gather(*(catalog.revise(one, expected_revision=1) for one in edits))
+    for words, total in (("weather", 12), ("balloon", 12), ("station", 0)):
+        assert (await catalog.search(ListingQuery(words=words, tag="sky"))).total == total
+
+
+# a filter -> what the matching listing of two has
+FILTERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"tag": "b"}, {"tags": ("b",)}),
+    ({"network": ChainId(10)}, {"networks": (ChainId(10),)}),
+    ({"currency": "EURC"}, {"currency": "EURC"}),
+    ({"provider": OTHER}, {"provider": OTHER}),
+    ({"provider": OTHER, "currency": "EURC"}, {"provider": OTHER, "currency": "EURC"}),
+    ({"pay_to": OTHER}, {"pay_to": OTHER}),
+    ({"currency": "USDC", "price_nano_max": 10}, {"price": Price.from_nano(10)}),
+    (
+        {"network_currencies": (NetworkCurrency(chain_id=ChainId(10), currency="EURC"),)},
+        {"networks": (ChainId(10),), "currency": "EURC"},
+    ),
+    ({"tag": "b", "network": ChainId(10)}, {"tags": ("a", "b"), "networks": (ChainId(10),)}),
+]
+
+
+@pytest.mark.parametrize("exact_max", [0, 10_000], ids=["tested for each listing", "read as a set"])
+async def test_each_filter_holds_beside_words(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, exact_max: int
+) -> None:
+    for number, (query, having) in enumerate(FILTERS):
+        word = f"word{number}x"
+        listings = [make_listing(f"{word} {kind}") for kind in ("without", "gone", "first", "second")]
+        kinds = [listings[0], *(replace(one, **having) for one in listings[1:])]
+        await publish_all(catalog, kinds)
+        await catalog.revise(replace(kinds[1], retired_ms=1), expected_revision=1)
+        with monkeypatch.context() as patched:
+            patched.setattr("tollway.storage.catalog.word_search.TOTAL_EXACT_MAX", exact_max)
+            sorts: list[Sort] = ["relevance", "newest", "name"]
+            for sort in sorts:
+                names = await find_names(catalog, f"{word} unknown{number}", sort=sort, **query)
+                wanted = [f"{word} first", f"{word} second"]
+                assert names == (wanted if sort == "name" else wanted[::-1]), (query, sort)
 
 
 # ---- The order without words.
@@ -384,7 +462,8 @@ async def test_each_fifth_place_has_a_listing_without_a_score_on_every_page(setu
 async def test_large_sets_are_mixed_by_the_index_of_the_score(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.catalog.catalog_search.TOTAL_EXACT_MAX", 2)
+    for module in ("catalog_facets", "catalog_search"):
+        monkeypatch.setattr(f"tollway.storage.catalog.{module}.TOTAL_EXACT_MAX", 2)
     listings = [make_listing(name, tags=("t",)) for name in "123456ab"]
     gone = make_listing("gone", tags=("t",))
     await publish_all(setup.catalog, [*listings, gone])

@@ -18,6 +18,7 @@ from tests.kit.query_plans import read_plans, settle_down
 from tollway.ids import Address, CallId, ChainId, ListingId
 from tollway.ledger.history import HistoryQuery
 from tollway.registry.catalog import ListingQuery
+from tollway.registry.search_rank import weigh_words
 from tollway.storage.catalog.catalog_search import count_facets, find_page
 from tollway.storage.catalog.catalog_tables import (
     listing_table,
@@ -28,8 +29,9 @@ from tollway.storage.catalog.catalog_tables import (
     tag_table,
     total_table,
 )
-from tollway.storage.catalog.catalog_words import write_search, write_spellings
+from tollway.storage.catalog.catalog_words import write_spellings, write_weights
 from tollway.storage.catalog.reputation_store import find_due, find_owner
+from tollway.storage.catalog.search_blocks import change_features, list_features
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.history import read_history
 from tollway.storage.ledger.payments import insert_payment, unfinal_query
@@ -180,8 +182,12 @@ def listings_url(request: pytest.FixtureRequest) -> Iterator[str]:
                 pay_to=PROVIDER if number % 2 else Address(number.to_bytes(20, "big")),
             )
             connection.execute(insert(listing_table).values(**listing_values(one), seq=number))
-            write_search(connection, number, one)
+            weights = weigh_words(one)
+            write_weights(connection, number, weights)
             write_spellings(connection, one)
+            tags = ["rare"] if is_rare else []
+            features = list_features(weights, tags=tags, networks=(), currency=one.currency)
+            change_features(connection, number, before=(), after=features)
         tags = [
             {
                 "tag": "rare" if seq % 100 == 0 else f"other {seq % 7}" if seq % 3 else "often",
@@ -236,6 +242,11 @@ async def test_due_proofs_and_the_holder_of_an_origin_are_found_by_their_index(
         assert not is_sorted(plan), plan
 
 
+def count_exactly_to(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    for module in ("catalog_facets", "catalog_search", "word_search"):
+        monkeypatch.setattr(f"tollway.storage.catalog.{module}.TOTAL_EXACT_MAX", most)
+
+
 PAGES: list[tuple[dict[str, Any], str, str]] = [
     ({}, "COVERING INDEX ix_listing_shown", "using ix_listing_shown"),
     ({"sort": "name"}, "COVERING INDEX ix_listing_name", "using ix_listing_name"),
@@ -278,16 +289,6 @@ PAGES: list[tuple[dict[str, Any], str, str]] = [
         "using pk_listing_network",
     ),
     (
-        {"words": "zeppelin", "sort": "newest"},
-        "listing_search VIRTUAL TABLE INDEX",
-        "on ix_listing_search_words",
-    ),
-    (
-        {"words": "weather", "tag": "rare", "sort": "newest"},
-        "SEARCH tagged USING COVERING INDEX",
-        "using pk_listing_tag",
-    ),
-    (
         {"min_success_rate": 0.9},
         "COVERING INDEX ix_listing_quality_success (success_ppm>?)",
         "using ix_listing_quality_success",
@@ -315,12 +316,15 @@ async def test_a_list_begins_with_the_smallest_set_in_its_index(of_listings: Dat
         one_row = "listing_total"
         scans = [plan for plan in (*counts, page) if "Seq Scan" in plan and one_row not in plan]
         assert not scans, (asked, scans)
-        if "words" not in asked and query.min_success_rate != 0.9:  # few enough to sort
+        if query.min_success_rate != 0.9:  # few enough to sort
             assert not is_sorted(page), (asked, page)
 
 
-async def test_the_words_of_a_search_are_looked_up_in_their_indexes(of_listings: Database) -> None:
-    """Completions, spellings, the listings with all words and with some, and the words, quality and rows of the candidates."""
+async def test_the_words_of_a_search_are_looked_up_in_their_indexes(
+    of_listings: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Completions, spellings, the blocks of the words, and the words, quality and rows of the candidates. A filter with many listings is tested for each of those."""
+    count_exactly_to(monkeypatch, 50)
     is_sqlite = of_listings.dialect == "sqlite"
     spelled = (
         "COVERING INDEX ix_search_spelling_word (word>? AND word<?)"
@@ -330,17 +334,27 @@ async def test_the_words_of_a_search_are_looked_up_in_their_indexes(of_listings:
     misspelled = (
         "SEARCH search_spelling USING PRIMARY KEY (spelling=?)" if is_sqlite else "pk_search_spelling"
     )
-    matched = "listing_search VIRTUAL TABLE INDEX" if is_sqlite else "ix_listing_search_words"
-    for words, wanted in (
-        ("zeppelin", (spelled, matched)),
-        ("zepelin", (spelled, misspelled, matched)),
-        ("zeppelin weather 77", (matched,)),
+    matched = (
+        "SEARCH search_block USING PRIMARY KEY (feature=? AND block>? AND block<?)"
+        if is_sqlite
+        else "pk_search_block"
+    )
+    measured = "quality USING INTEGER PRIMARY KEY" if is_sqlite else "pk_listing_quality"
+    by_name = "COVERING INDEX ix_listing_name" if is_sqlite else "using ix_listing_name"
+    for asked, wanted in (
+        ({"words": "zeppelin"}, (spelled, matched)),
+        ({"words": "zepelin"}, (spelled, misspelled, matched)),
+        ({"words": "zeppelin weather 77"}, (matched,)),
+        ({"words": "zeppelin", "tag": "rare"}, (matched,)),
+        ({"words": "weather", "sort": "name"}, (matched, by_name)),
+        ({"words": "weather", "min_success_rate": 0.0}, (matched, measured)),
     ):
-        search = partial(find_page, query=ListingQuery(words=words))
+        words = asked["words"]
+        search = partial(find_page, query=ListingQuery(**asked))  # type: ignore[arg-type]
         plans = await read_plans(of_listings, search, with_prepared=True)
         for step in wanted:
             assert any(step in plan for plan in plans), (words, step, plans)
-        harmless = ("listing_total", "SCAN listing_search VIRTUAL TABLE")
+        harmless = ("listing_total", "SCAN json_each", "SCAN anon_", "ix_listing_name", "SCAN listing USING")
         scans = [plan for plan in plans if "Seq Scan" in plan or "SCAN" in plan]
         assert not [plan for plan in scans if not any(one in plan for one in harmless)], (words, scans)
 
@@ -348,7 +362,7 @@ async def test_the_words_of_a_search_are_looked_up_in_their_indexes(of_listings:
 async def test_recommended_listings_are_walked_by_their_score(
     of_listings: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.catalog.catalog_search.TOTAL_EXACT_MAX", 50)
+    count_exactly_to(monkeypatch, 50)
     monkeypatch.setattr("tollway.storage.catalog.catalog_search.SCORED_MAX", 60)
     for query in (ListingQuery(), ListingQuery(tag="often", currency="USDC")):
         plans = await read_plans(of_listings, partial(find_page, query=query))
@@ -362,7 +376,7 @@ async def test_recommended_listings_are_walked_by_their_score(
 async def test_sets_that_are_too_large_to_sort_are_walked_in_the_order_of_the_page(
     of_listings: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.catalog.catalog_search.TOTAL_EXACT_MAX", 50)
+    count_exactly_to(monkeypatch, 50)
     for sort, index, rate in (
         ("name", "ix_listing_name", None),
         ("price", "ix_listing_price", None),
@@ -385,7 +399,7 @@ async def test_sets_that_are_too_large_to_sort_are_walked_in_the_order_of_the_pa
 async def test_a_large_measured_set_is_walked_by_age(
     of_listings: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.catalog.catalog_search.TOTAL_EXACT_MAX", 50)
+    count_exactly_to(monkeypatch, 50)
     query = ListingQuery(min_success_rate=0.0)
     page = (await read_plans(of_listings, partial(find_page, query=query)))[-1]
     wanted = {
@@ -427,7 +441,7 @@ async def test_facets_read_tags_and_networks_by_listing(of_listings: Database) -
 async def test_facets_count_the_newest_of_many_listings(
     of_listings: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.catalog.catalog_search.TOTAL_EXACT_MAX", 50)
+    count_exactly_to(monkeypatch, 50)
     found = await of_listings.read(lambda connection: count_facets(connection, ListingQuery()))
     assert (found.total, found.is_lower_bound) == (50, True)
     assert sum(count for _, count in found.currencies) == 50

@@ -13,10 +13,10 @@ from tests.kit.relevance import LIST_LENGTH, Relevance, measure, read_listings, 
 from tollway.ids import Address, ChainId, ListingId
 from tollway.registry.catalog import ListingPage, ListingQuery
 from tollway.registry.listing import Listing
-from tollway.storage.catalog.catalog_search import RANKED_MAX
 from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.listing_vectors import read_due
 from tollway.storage.catalog.meaning_search import MeaningSearch
+from tollway.storage.catalog.word_search import RANKED_MAX
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
 

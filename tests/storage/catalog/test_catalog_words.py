@@ -16,10 +16,9 @@ from tollway.storage.catalog.catalog_words import (
     CORRECTIONS_TRIED_MAX,
     LISTING_SPELLED_MAX,
     Understood,
+    erase_spellings,
     list_spelled_words,
-    match_terms,
     spelling_rows,
-    to_vector,
     understand,
     write_spellings,
 )
@@ -51,9 +50,9 @@ async def ask(database: InlineDatabase, words: str, counts: dict[str, int]) -> t
     """What is understood, and the words whose listings were counted. `counts`: of the listings with a word."""
     counted: list[str] = []
 
-    def count(connection: Connection, term: Term) -> int:
-        counted.append(term.word)
-        return counts.get(term.word, 0)
+    def count(terms: Sequence[Term]) -> Sequence[int]:
+        counted.extend(term.word for term in terms)
+        return [counts.get(term.word, 0) for term in terms]
 
     understood = await database.read(lambda connection: understand(connection, words, count))
     return understood, counted
@@ -107,24 +106,7 @@ async def test_a_word_that_a_listing_has_is_never_corrected(database: InlineData
     assert understood.counts == (1, 0)
 
 
-TERMS = [Term(word="a", stems=("a",)), Term(word="b", stems=("b", "bc"))]
-
-
-@pytest.mark.parametrize(
-    ("needs_all", "is_sqlite", "expression"),
-    [
-        (True, True, '("a") AND ("b" OR "bc")'),
-        (False, True, '("a") OR ("b" OR "bc")'),
-        (True, False, "('a') & ('b' | 'bc')"),
-        (False, False, "('a') | ('b' | 'bc')"),
-    ],
-)
-def test_terms_are_quoted_words_of_the_query_language(
-    needs_all: bool, is_sqlite: bool, expression: str
-) -> None:
-    _, _, condition = match_terms(TERMS, needs_all=needs_all, is_sqlite=is_sqlite)
-    assert expression in condition.compile().params.values()
-
-
-def test_a_vector_has_no_positions() -> None:
-    assert to_vector(["a", "天"]) == "'a' '天'"
+async def test_the_words_of_a_stem_are_erased_with_their_spellings(database: InlineDatabase) -> None:
+    await spell(database, "cities", "citys", "citizen", "tides")
+    await database.write(lambda connection: erase_spellings(connection, ["citi", "tag:tides", "unknown"]))
+    assert {word for _, word in await read_words(database)} == {"citizen", "tides"}

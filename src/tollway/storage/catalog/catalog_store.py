@@ -39,9 +39,10 @@ from tollway.registry.catalog import (
 from tollway.registry.listing import CatalogEntry, Listing, Terms, UpstreamAuth
 from tollway.registry.meaning import Proposed
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
-from tollway.registry.search_rank import matched_fields
+from tollway.registry.search_rank import matched_fields, weigh_words
 from tollway.registry.search_tokens import fold
-from tollway.storage.catalog.catalog_search import count_facets, find_page, is_unverified
+from tollway.storage.catalog.catalog_facets import is_unverified
+from tollway.storage.catalog.catalog_search import count_facets, find_page
 from tollway.storage.catalog.catalog_tables import (
     document_table,
     find_reputation,
@@ -62,14 +63,16 @@ from tollway.storage.catalog.catalog_tables import (
 )
 from tollway.storage.catalog.catalog_words import (
     Understood,
-    erase_search,
+    erase_spellings,
     read_weights,
-    write_search,
+    take_weights,
     write_spellings,
+    write_weights,
 )
 from tollway.storage.catalog.creation_store import finish_creation
 from tollway.storage.catalog.listing_vectors import mark_vectors
 from tollway.storage.catalog.reputation_store import end_stale_proof
+from tollway.storage.catalog.search_blocks import change_features, list_features
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.statements import T, Work
@@ -525,7 +528,6 @@ def _publish(
     _write_document(connection, seq, listing)
     _begin_terms(connection, seq, 1, listing.current_terms(since_ms=now_ms), heads)
     if is_shown(listing):
-        write_spellings(connection, listing)
         _index_listing(connection, seq, listing)
         mark_vectors(connection, seq, revision=listing.revision, is_shown=True)
 
@@ -541,8 +543,9 @@ def _revise(
     now_ms: int,
 ) -> Revised | RevisionConflict:
     values = {**listing_values(listing), **sealed, "revision": expected_revision + 1}
-    found = select(listing_table.c.seq, listing_table.c.revision, listing_table.c.is_shown)
-    row = connection.execute(found.where(listing_table.c.id == listing.id).with_for_update()).one_or_none()
+    columns = listing_table.c
+    found = select(columns.seq, columns.revision, columns.is_shown, columns.currency)
+    row = connection.execute(found.where(columns.id == listing.id).with_for_update()).one_or_none()
     if row is None:
         return RevisionConflict(revision=0)
     moved = connection.execute(
@@ -556,13 +559,8 @@ def _revise(
     _write_document(connection, row.seq, listing)
     _renew_terms(connection, row.seq, listing, heads, now_ms=now_ms)
     end_stale_proof(connection, row.seq, listing, events=events, now_ms=now_ms)
-    if is_shown(listing):
-        write_spellings(connection, listing)
-    if row.is_shown:
-        _unindex_listing(connection, row.seq)
-    if is_shown(listing):
-        _index_listing(connection, row.seq, listing)
     if row.is_shown or is_shown(listing):
+        _index_listing(connection, row.seq, listing, was_shown=row.is_shown, currency=row.currency)
         mark_vectors(connection, row.seq, revision=expected_revision + 1, is_shown=is_shown(listing))
     stored = connection.execute(select(listing_table).where(listing_table.c.seq == row.seq)).one()
     revised = read_listing(
@@ -612,22 +610,40 @@ def _load_terms(connection: Connection, seq: int, since_ms: int) -> tuple[Terms,
     return tuple(read_terms(row) for row in rows)
 
 
-def _index_listing(connection: Connection, seq: int, listing: Listing) -> None:
-    tags = {fold(tag) for tag in listing.tags}
+def _index_listing(
+    connection: Connection, seq: int, listing: Listing, *, was_shown: bool = False, currency: str = ""
+) -> None:
+    """`currency`: that of the listing before, if it was visible. The first statement locks the row of `listing_total`, so that publications and edits at the same time change the
+    rows of one word one after the other."""
+    moved = is_shown(listing) - was_shown
+    connection.execute(update(total_table).values(shown=total_table.c.shown + moved))
+    before = _take_features(connection, seq, currency) if was_shown else ()
+    after = _write_features(connection, seq, listing) if is_shown(listing) else ()
+    gone = change_features(connection, seq, before=before, after=after)
+    erase_spellings(connection, gone)
+
+
+def _write_features(connection: Connection, seq: int, listing: Listing) -> set[str]:
+    tags, networks = {fold(tag) for tag in listing.tags}, dict.fromkeys(listing.networks)
     if tags:
         connection.execute(insert(tag_table), [{"tag": tag, "listing_seq": seq} for tag in sorted(tags)])
-    if listing.networks:
-        rows = [{"chain_id": chain_id, "listing_seq": seq} for chain_id in dict.fromkeys(listing.networks)]
+    if networks:
+        rows = [{"chain_id": chain_id, "listing_seq": seq} for chain_id in networks]
         connection.execute(insert(network_table), rows)
-    write_search(connection, seq, listing)
-    connection.execute(update(total_table).values(shown=total_table.c.shown + 1))
+    weights = weigh_words(listing)
+    write_weights(connection, seq, weights)
+    write_spellings(connection, listing)
+    return list_features(weights, tags=tags, networks=networks, currency=listing.currency)
 
 
-def _unindex_listing(connection: Connection, seq: int) -> None:
-    connection.execute(delete(tag_table).where(tag_table.c.listing_seq == seq))
-    connection.execute(delete(network_table).where(network_table.c.listing_seq == seq))
-    erase_search(connection, seq)
-    connection.execute(update(total_table).values(shown=total_table.c.shown - 1))
+def _take_features(connection: Connection, seq: int, currency: str) -> set[str]:
+    tags = connection.scalars(
+        delete(tag_table).where(tag_table.c.listing_seq == seq).returning(tag_table.c.tag)
+    ).all()
+    networks = connection.scalars(
+        delete(network_table).where(network_table.c.listing_seq == seq).returning(network_table.c.chain_id)
+    ).all()
+    return list_features(take_weights(connection, seq), tags=tags, networks=networks, currency=currency)
 
 
 def _find_revision(connection: Connection, listing_id: ListingId) -> int | None:

@@ -1,9 +1,8 @@
 """The tables of the catalog, of measured quality and of proved ownership, and the parsers of their rows.
 
 This module defines columns; `registry/` decides their meaning. `listing_values` contains neither the upstream secret nor the OpenAPI
-document. `listing` has every listing; `listing_tag`, `listing_network` and the full-text table have only visible listings, so that a
-filter walks no others. `listing_search` differs by dialect (FTS5, or tsvector with GIN), so it is plain DDL; `registry` splits and stems
-its words and weighs them, not the database.
+document. `listing` has every listing; `listing_tag`, `listing_network`, `listing_search` and `search_block` have only visible listings, so that a
+filter walks no others. `registry` splits, stems and weighs words, not the database.
 """
 
 import json
@@ -112,26 +111,31 @@ listing_table = Table(
     Index("ix_listing_payee", "pay_to", "is_shown", "seq"),
 )
 
-# FTS5's `ascii` tokenizer separates at ASCII punctuation and spaces only, so it splits no folded word, in any script.
-add_statement(
-    listing_table,
-    "CREATE VIRTUAL TABLE listing_search USING fts5(words, weights UNINDEXED, tokenize = 'ascii', detail = none, columnsize = 0)",
-    dialect="sqlite",
+search_table = Table(
+    "listing_search",
+    metadata,
+    Column(
+        "listing_seq",
+        BigInteger().with_variant(Integer, "sqlite"),
+        ForeignKey("listing.seq", name="fk_listing_search_listing"),
+        nullable=False,
+        autoincrement=False,
+    ),
+    Column("weights", Text, nullable=False),
+    PrimaryKeyConstraint("listing_seq", name="pk_listing_search"),
 )
-add_statement(
-    listing_table,
-    """CREATE TABLE listing_search (
-  listing_seq BIGINT NOT NULL CONSTRAINT pk_listing_search PRIMARY KEY CONSTRAINT fk_listing_search_listing REFERENCES listing (seq),
-  words TSVECTOR NOT NULL,
-  weights TEXT NOT NULL
-)""",
-    dialect="postgresql",
+"""The words of each visible listing with their weights (`search_rank.weigh_words`)."""
+
+block_table = Table(
+    "search_block",
+    metadata,
+    Column("feature", _Exact, nullable=False),
+    Column("block", BigInteger, nullable=False),
+    Column("listings", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("feature", "block", name="pk_search_block"),
+    sqlite_with_rowid=False,
 )
-add_statement(
-    listing_table,
-    "CREATE INDEX ix_listing_search_words ON listing_search USING gin (words)",
-    dialect="postgresql",
-)
+"""The visible listings that have a feature, by block of their row numbers (`search_blocks.py`). No row is empty."""
 
 IS_WORD = "spelling = word"
 """The index and the query have the same literal text."""
@@ -146,7 +150,7 @@ spelling_table = Table(
     sqlite_with_rowid=False,
 )
 """The words of listings, each as itself and without one of its letters (`search_rank.list_spellings`): a misspelled word and the right one have one of
-these in common. A word stays after its last listing; a search counts the listings of a word before it uses it."""
+these in common. A word goes with the last listing that has its stem."""
 
 # A separate table, because a page of a hundred listings must not read a hundred documents.
 document_table = Table(

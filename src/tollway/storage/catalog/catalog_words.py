@@ -1,30 +1,13 @@
-"""The words of listings in SQL, on both databases: written with a listing, completed and corrected for a search, matched and read.
+"""The words of listings in SQL, on both databases: written with a listing, completed and corrected for a search, and read for its rank.
 
-`registry` splits, stems and weighs words. The databases only know which listing has which stem (FTS5, or a tsvector without positions).
+`registry` splits, stems and weighs words; `search_blocks` knows which listing has which stem.
 What a search costs is bounded by its words: for each one look-up of its spellings and some bounded counts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    FromClause,
-    Text,
-    bindparam,
-    cast,
-    column,
-    delete,
-    insert,
-    literal,
-    literal_column,
-    select,
-    table,
-    text,
-)
-from sqlalchemy.dialects.postgresql import TSQUERY, TSVECTOR
+from sqlalchemy import Connection, and_, bindparam, delete, insert, select, text
 
 from tollway.registry.catalog import Correction
 from tollway.registry.listing import Listing
@@ -34,11 +17,9 @@ from tollway.registry.search_rank import (
     can_be_misspelled,
     is_misspelling,
     list_spellings,
-    list_stems,
-    weigh_words,
 )
 from tollway.registry.search_tokens import query_words, searched_words, stem
-from tollway.storage.catalog.catalog_tables import IS_WORD, spelling_table
+from tollway.storage.catalog.catalog_tables import IS_WORD, search_table, spelling_table
 from tollway.storage.engine.statements import Prepared, Within, insert_for
 
 COMPLETED_LENGTH_MIN = 3
@@ -53,13 +34,11 @@ SPELLINGS_READ_MAX = 64
 LISTING_SPELLED_MAX = 200
 """The words of one listing whose misspellings are found: those of its name, its tags and its operations come first."""
 
-fts_table = table("listing_search", column("rowid", BigInteger), column("words"), column("weights"))
-vector_table = table(
-    "listing_search", column("listing_seq", BigInteger), column("words", TSVECTOR), column("weights")
-)
+PRUNED_READ_MAX = 500
+"""Words with the same beginning as a stem that are read when its last listing goes."""
 
-CountListings = Callable[[Connection, Term], int]
-"""Counts the listings with a term, up to a maximum."""
+CountListings = Callable[[Sequence[Term]], Sequence[int]]
+"""Counts the listings with each term, up to a maximum."""
 
 
 # ---- Understanding a query.
@@ -76,22 +55,17 @@ class Understood:
 
 def understand(connection: Connection, words: str, count_listings: CountListings) -> Understood:
     """Completes the last word of a query, and corrects words that no listing has."""
-    terms: list[Term] = []
-    counts: list[int] = []
+    terms = [Term(word=word, stems=(stem(word),)) for word in query_words(words)]
+    terms[-1:] = [_complete(connection, last) for last in terms[-1:]]
+    counts = list(count_listings(terms))
     corrections: list[Correction] = []
-    meant = query_words(words)
-    for number, word in enumerate(meant):
-        term = Term(word=word, stems=(stem(word),))
-        if number == len(meant) - 1:
-            term = _complete(connection, term)
-        count = count_listings(connection, term)
-        if count == 0 and len(corrections) < CORRECTED_WORDS_MAX:
-            found = _correct(connection, word, count_listings)
-            if found is not None:
-                term, count = found
-                corrections.append(Correction(word=word, replacement=term.word))
-        terms.append(term)
-        counts.append(count)
+    for number, term in enumerate(terms):
+        if counts[number] or len(corrections) >= CORRECTED_WORDS_MAX:
+            continue
+        found = _correct(connection, term.word, count_listings)
+        if found is not None:
+            terms[number], counts[number] = found
+            corrections.append(Correction(word=term.word, replacement=terms[number].word))
     return Understood(terms=tuple(terms), counts=tuple(counts), corrections=tuple(corrections))
 
 
@@ -102,6 +76,14 @@ _COMPLETIONS = Prepared(
     )
     .order_by(spelling_table.c.word)
     .limit(COMPLETIONS_READ_MAX)
+)
+_STEMMED = Prepared(
+    select(spelling_table.c.word)
+    .where(
+        text(IS_WORD), spelling_table.c.word >= bindparam("first"), spelling_table.c.word < bindparam("last")
+    )
+    .order_by(spelling_table.c.word)
+    .limit(PRUNED_READ_MAX)
 )
 _SPELLED = Prepared(
     select(spelling_table.c.word)
@@ -129,71 +111,38 @@ def _correct(connection: Connection, word: str, count_listings: CountListings) -
     similar = {row[0] for row in rows if is_misspelling(word, row[0])}
     likely = sorted(similar, key=lambda one: (abs(len(one) - len(word)), one))
     found = [Term(word=one, stems=(stem(one),)) for one in likely[:CORRECTIONS_TRIED_MAX]]
-    counted = [(count_listings(connection, term), term) for term in found]
-    best = max(counted, key=lambda one: one[0], default=None)
-    return None if best is None or best[0] == 0 else (best[1], best[0])
+    counted = zip(found, count_listings(found), strict=True)
+    best = max(counted, key=lambda one: one[1], default=None)
+    return None if best is None or best[1] == 0 else best
 
 
-# ---- Matching.
-
-
-def match_terms(
-    terms: Sequence[Term], *, needs_all: bool, is_sqlite: bool
-) -> tuple[FromClause, ColumnElement[int], ColumnElement[bool]]:
-    """The table, its row number, and the condition: the listing has all terms, or some. Each stem is quoted; stems contain no quotes."""
-    if is_sqlite:
-        wanted = literal(_join(terms, '"', " OR ", " AND " if needs_all else " OR "), Text)
-        condition: ColumnElement[bool] = literal_column("listing_search").op("MATCH", is_comparison=True)(
-            wanted
-        )
-        return fts_table, fts_table.c.rowid, condition
-    query = cast(literal(_join(terms, "'", " | ", " & " if needs_all else " | "), Text), TSQUERY)
-    condition = vector_table.c.words.op("@@", is_comparison=True)(query)
-    return vector_table, vector_table.c.listing_seq, condition
-
-
-def _join(terms: Sequence[Term], quote: str, either: str, between: str) -> str:
-    groups = (either.join(f"{quote}{one}{quote}" for one in term.stems) for term in terms)
-    return between.join(f"({group})" for group in groups)
-
-
-_FTS_WEIGHTS = Prepared(
-    select(fts_table.c.rowid, fts_table.c.weights).where(Within(fts_table.c.rowid, "seqs"))
-)
-_VECTOR_WEIGHTS = Prepared(
-    select(vector_table.c.listing_seq, vector_table.c.weights).where(
-        Within(vector_table.c.listing_seq, "seqs")
+_WEIGHTS = Prepared(
+    select(search_table.c.listing_seq, search_table.c.weights).where(
+        Within(search_table.c.listing_seq, "seqs")
     )
 )
 
 
 def read_weights(connection: Connection, seqs: Sequence[int]) -> dict[int, str]:
     """The weights of the words of listings (`search_rank.weigh_words`)."""
-    if not seqs:
-        return {}
-    statement = _FTS_WEIGHTS if connection.dialect.name == "sqlite" else _VECTOR_WEIGHTS
-    return {row[0]: row[1] for row in statement.fetch(connection, seqs=list(seqs))}
+    return {row[0]: row[1] for row in _WEIGHTS.fetch(connection, seqs=list(seqs))} if seqs else {}
 
 
 # ---- Writing.
 
 
-def write_search(connection: Connection, seq: int, listing: Listing) -> None:
-    weights = weigh_words(listing)
-    stems = list_stems(weights)
-    if connection.dialect.name == "sqlite":
-        row = {"rowid": seq, "words": " ".join(stems), "weights": weights}
-        connection.execute(insert(fts_table).values(row))
-    else:
-        statement = text(
-            "INSERT INTO listing_search (listing_seq, words, weights) VALUES (:seq, CAST(:words AS tsvector), :weights)"
-        )
-        connection.execute(statement, {"seq": seq, "words": to_vector(stems), "weights": weights})
+def write_weights(connection: Connection, seq: int, weights: str) -> None:
+    connection.execute(insert(search_table).values(listing_seq=seq, weights=weights))
+
+
+def take_weights(connection: Connection, seq: int) -> str:
+    """Removes and returns the weights of a listing."""
+    taken = delete(search_table).where(search_table.c.listing_seq == seq).returning(search_table.c.weights)
+    return connection.scalar(taken) or ""
 
 
 def write_spellings(connection: Connection, listing: Listing) -> None:
-    """Adds the words of a listing that are new. Call it before the transaction writes `listing_total`, which every publication does: together with the
-    order of the rows this keeps publications and edits at the same time from waiting for each other in a circle."""
+    """Adds the words of a listing that are new."""
     words = list_spelled_words(listing)
     known = {row[0] for row in _KNOWN.fetch(connection, words=list(words))} if words else set()
     rows = sorted(spelling_rows(word for word in words if word not in known))
@@ -216,13 +165,18 @@ def spelling_rows(words: Iterable[str]) -> Iterable[tuple[str, str]]:
         yield from ((spelling, word) for spelling in spellings)
 
 
-def erase_search(connection: Connection, seq: int) -> None:
-    if connection.dialect.name == "sqlite":
-        connection.execute(delete(fts_table).where(fts_table.c.rowid == seq))
-    else:
-        connection.execute(delete(vector_table).where(vector_table.c.listing_seq == seq))
+_ERASE = delete(spelling_table).where(
+    and_(spelling_table.c.spelling == bindparam("of_spelling"), spelling_table.c.word == bindparam("of_word"))
+)
 
 
-def to_vector(stems: Iterable[str]) -> str:
-    """The text of a tsvector without positions. Stems contain no quotes."""
-    return " ".join(f"'{one}'" for one in stems)
+def erase_spellings(connection: Connection, stems: Iterable[str]) -> None:
+    """Removes the words with these stems, which no listing has any more. A stem is the beginning of its words but for its last letter: "city" is "citi"."""
+    words: set[str] = set()
+    for one in stems:
+        first = one[:-1] or one
+        found = _STEMMED.fetch(connection, first=first, last=first + "\U0010ffff")
+        words.update(row[0] for row in found if stem(row[0]) == one)
+    if words:
+        rows = [{"of_spelling": one, "of_word": word} for one, word in sorted(spelling_rows(words))]
+        connection.execute(_ERASE, rows)

@@ -12,13 +12,26 @@ two, and a list is padded with its last member.
 the same columns. PostgreSQL chooses by its statistics.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from typing import Any, NoReturn, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, String, Table, TableClause, any_, bindparam, column
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    FromClause,
+    String,
+    Table,
+    TableClause,
+    any_,
+    bindparam,
+    column,
+    func,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
@@ -245,6 +258,14 @@ def _render_index_hint(element: IndexHint, compiler: SQLCompiler, **options: Any
     quote = compiler.preparer.quote
     alias = f"{quote(element.table_name)} AS {quote(element.name)}"
     return f"{alias} INDEXED BY {quote(element.index)}" if compiler.dialect.name == "sqlite" else alias
+
+
+def list_numbers(connection: Connection, numbers: Sequence[int]) -> FromClause:
+    """A source of rows with one column: a number of the list. One parameter on both dialects."""
+    if connection.dialect.name == "postgresql":
+        array = bindparam(None, list(numbers), type_=ARRAY(BigInteger))
+        return func.unnest(array).table_valued("number").render_derived()
+    return func.json_each(json.dumps(list(numbers))).table_valued("value")
 
 
 def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:

@@ -192,14 +192,6 @@ CREATE INDEX ix_listing_pay_to ON listing (pay_to, is_shown, provider);
 
 CREATE INDEX ix_listing_payee ON listing (pay_to, is_shown, seq);
 
-CREATE TABLE listing_search (
-  listing_seq BIGINT NOT NULL CONSTRAINT pk_listing_search PRIMARY KEY CONSTRAINT fk_listing_search_listing REFERENCES listing (seq),
-  words TSVECTOR NOT NULL,
-  weights TEXT NOT NULL
-);
-
-CREATE INDEX ix_listing_search_words ON listing_search USING gin (words);
-
 CREATE TABLE listing_quality_day (
   listing_id VARCHAR(64) NOT NULL,
   day INTEGER NOT NULL,
@@ -349,6 +341,13 @@ CREATE TABLE schema_floor (
 );
 
 INSERT INTO schema_floor (id, revision) VALUES (1, '0032_baseline');
+
+CREATE TABLE search_block (
+  feature TEXT COLLATE "C" NOT NULL,
+  block BIGINT NOT NULL,
+  listings BYTEA NOT NULL,
+  CONSTRAINT pk_search_block PRIMARY KEY (feature, block)
+);
 
 CREATE TABLE search_spelling (
   spelling TEXT COLLATE "C" NOT NULL,
@@ -688,6 +687,13 @@ CREATE INDEX ix_listing_quality_success ON listing_quality (success_ppm, listing
 CREATE INDEX ix_listing_quality_score ON listing_quality (score, listing_seq);
 
 CREATE INDEX ix_listing_quality_stale ON listing_quality (day, listing_seq);
+
+CREATE TABLE listing_search (
+  listing_seq BIGINT NOT NULL,
+  weights TEXT NOT NULL,
+  CONSTRAINT pk_listing_search PRIMARY KEY (listing_seq),
+  CONSTRAINT fk_listing_search_listing FOREIGN KEY(listing_seq) REFERENCES listing (seq)
+);
 
 CREATE TABLE listing_tag (
   tag TEXT NOT NULL,

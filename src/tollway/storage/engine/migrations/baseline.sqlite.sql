@@ -196,8 +196,6 @@ CREATE INDEX ix_listing_pay_to ON listing (pay_to, is_shown, provider);
 
 CREATE INDEX ix_listing_payee ON listing (pay_to, is_shown, seq);
 
-CREATE VIRTUAL TABLE listing_search USING fts5(words, weights UNINDEXED, tokenize = 'ascii', detail = none, columnsize = 0);
-
 CREATE TABLE listing_quality_day (
   listing_id VARCHAR(64) NOT NULL,
   day INTEGER NOT NULL,
@@ -351,6 +349,14 @@ CREATE TABLE schema_floor (
 );
 
 INSERT INTO schema_floor (id, revision) VALUES (1, '0032_baseline');
+
+CREATE TABLE search_block (
+  feature TEXT NOT NULL,
+  block BIGINT NOT NULL,
+  listings BLOB NOT NULL,
+  CONSTRAINT pk_search_block PRIMARY KEY (feature, block)
+)
+ WITHOUT ROWID;
 
 CREATE TABLE search_spelling (
   spelling TEXT NOT NULL,
@@ -673,6 +679,13 @@ CREATE INDEX ix_listing_quality_success ON listing_quality (success_ppm, listing
 CREATE INDEX ix_listing_quality_score ON listing_quality (score, listing_seq);
 
 CREATE INDEX ix_listing_quality_stale ON listing_quality (day, listing_seq);
+
+CREATE TABLE listing_search (
+  listing_seq INTEGER NOT NULL,
+  weights TEXT NOT NULL,
+  CONSTRAINT pk_listing_search PRIMARY KEY (listing_seq),
+  CONSTRAINT fk_listing_search_listing FOREIGN KEY(listing_seq) REFERENCES listing (seq)
+);
 
 CREATE TABLE listing_tag (
   tag TEXT NOT NULL,

@@ -1,0 +1,188 @@
+"""The index of the search: which visible listings have which feature, in blocks of `BLOCK_SIZE` listings.
+
+A feature is the stem of a word, a tag, a network or a currency. A row has the listings of one block with one feature, as bits: block and place are
+the listing's row number, divided by `BLOCK_SIZE`. A search reads the blocks of its features from the newest on, and joins them here, the same on both databases.
+Of a frequent word it reads some blocks; of words that are rare, or rarely in one listing, at most a row for each feature and block of the catalog.
+
+Call what writes after the transaction has written `listing_total`: the lock on its row orders publications and edits at the same time.
+"""
+
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
+
+from sqlalchemy import Connection, and_, bindparam, delete, func, select
+
+from tollway.ids import ChainId
+from tollway.registry.search_rank import list_stems
+from tollway.storage.catalog.catalog_tables import block_table, listing_table
+from tollway.storage.engine.statements import Prepared, Within, insert_for
+
+BLOCK_SIZE = 4_096
+_BITS_BYTES = BLOCK_SIZE // 8
+NUMBERED_MAX = 64
+"""A block with at most this number of listings is stored as their places, two bytes each."""
+_WINDOW_MIN, _WINDOW_MAX = 16, 256
+"""How many blocks the first read of a search has, and the largest one. Each read has twice as many as the one before."""
+
+Bits = int
+"""The listings of one block: bit n is set for the listing at place n."""
+
+
+# ---- Features.
+
+
+def tag_feature(tag: str) -> str:
+    """`tag`: folded. A feature that is no stem has a colon, which no stem has."""
+    return f"tag:{tag}"
+
+
+def network_feature(chain_id: ChainId | int) -> str:
+    return f"network:{chain_id}"
+
+
+def currency_feature(currency: str) -> str:
+    return f"currency:{currency}"
+
+
+def list_features(weights: str, *, tags: Iterable[str], networks: Iterable[int], currency: str) -> set[str]:
+    return {
+        *list_stems(weights),
+        *map(tag_feature, tags),
+        *map(network_feature, networks),
+        currency_feature(currency),
+    }
+
+
+# ---- One block.
+
+
+def parse_bits(stored: bytes) -> Bits:
+    if len(stored) == _BITS_BYTES:
+        return int.from_bytes(stored, "little")
+    bits = 0
+    for place in struct.unpack(f"<{len(stored) // 2}H", stored):
+        bits |= 1 << place
+    return bits
+
+
+def format_bits(bits: Bits) -> bytes:
+    if bits.bit_count() > NUMBERED_MAX:
+        return bits.to_bytes(_BITS_BYTES, "little")
+    places = sorted(list_places(bits))
+    return struct.pack(f"<{len(places)}H", *places)
+
+
+def list_places(bits: Bits) -> Iterator[int]:
+    """The highest first."""
+    while bits:
+        place = bits.bit_length() - 1
+        yield place
+        bits ^= 1 << place
+
+
+def collect_blocks(seqs: Iterable[int]) -> dict[int, Bits]:
+    """The listings with these row numbers, by block."""
+    blocks: dict[int, Bits] = {}
+    for seq in seqs:
+        block, place = divmod(seq, BLOCK_SIZE)
+        blocks[block] = blocks.get(block, 0) | 1 << place
+    return blocks
+
+
+def list_newest(blocks: Iterable[tuple[int, Bits]], *, skip: int = 0) -> Iterator[int]:
+    """The row numbers of the listings of blocks, newest first, without the first `skip`. `blocks`: the newest first."""
+    for block, bits in blocks:
+        count = bits.bit_count()
+        if count > skip:
+            yield from (block * BLOCK_SIZE + place for place in islice(list_places(bits), skip, None))
+        skip = max(0, skip - count)
+
+
+# ---- Reading.
+
+_ROWS = Prepared(
+    select(block_table.c.block, block_table.c.feature, block_table.c.listings).where(
+        Within(block_table.c.feature, "features"),
+        block_table.c.block >= bindparam("first"),
+        block_table.c.block < bindparam("end"),
+    )
+)
+
+
+class FeatureBlocks:
+    """The blocks that one search reads, each at most once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._windows = list(_list_windows(connection.scalar(select(func.max(listing_table.c.seq))) or 0))
+        self._rows: list[dict[int, dict[str, Bits]]] = [{} for _ in self._windows]
+        self._features: list[set[str]] = [set() for _ in self._windows]
+
+    def walk(self, features: Collection[str]) -> Iterator[tuple[int, Mapping[str, Bits]]]:
+        """The blocks with some of the features, the newest first: the number of the block, and the listings with each feature. Other features may be among them."""
+        for number, window in enumerate(self._windows):
+            missing = [one for one in features if one not in self._features[number]]
+            if missing:
+                self._read(number, window, missing)
+            yield from sorted(self._rows[number].items(), reverse=True)
+
+    def _read(self, number: int, window: range, features: list[str]) -> None:
+        rows = _ROWS.fetch(self._connection, features=features, first=window.start, end=window.stop)
+        for block, feature, stored in rows:
+            self._rows[number].setdefault(block, {})[feature] = parse_bits(stored)
+        self._features[number].update(features)
+
+
+def _list_windows(last_seq: int) -> Iterator[range]:
+    end, size = last_seq // BLOCK_SIZE + 1, _WINDOW_MIN
+    while end > 0:
+        yield range(max(0, end - size), end)
+        end, size = end - size, min(2 * size, _WINDOW_MAX)
+
+
+# ---- Writing.
+
+_ROWS_OF_BLOCK = Prepared(
+    select(block_table.c.feature, block_table.c.listings).where(
+        Within(block_table.c.feature, "features"), block_table.c.block == bindparam("block_number")
+    )
+)
+_HELD = Prepared(select(block_table.c.feature).where(Within(block_table.c.feature, "features")).distinct())
+_EMPTY_ROWS = delete(block_table).where(
+    and_(block_table.c.feature == bindparam("of_feature"), block_table.c.block == bindparam("of_block"))
+)
+
+
+def change_features(
+    connection: Connection, seq: int, *, before: Collection[str], after: Collection[str]
+) -> list[str]:
+    """Sets the features of a listing. Returns those that no listing has any more."""
+    block, place = divmod(seq, BLOCK_SIZE)
+    changed = sorted(set(before) ^ set(after))
+    if not changed:
+        return []
+    rows = _ROWS_OF_BLOCK.fetch(connection, features=changed, block_number=block)
+    stored = {feature: parse_bits(listings) for feature, listings in rows}
+    bits = {feature: stored.get(feature, 0) & ~(1 << place) for feature in changed}
+    bits |= {feature: bits[feature] | 1 << place for feature in changed if feature in after}
+    _write_rows(connection, block, {feature: one for feature, one in bits.items() if one})
+    empty = [feature for feature, one in bits.items() if not one]
+    if not empty:
+        return []
+    connection.execute(_EMPTY_ROWS, [{"of_feature": feature, "of_block": block} for feature in empty])
+    held = {row[0] for row in _HELD.fetch(connection, features=empty)}
+    return [feature for feature in empty if feature not in held]
+
+
+def _write_rows(connection: Connection, block: int, bits: Mapping[str, Bits]) -> None:
+    if not bits:
+        return
+    statement = insert_for(connection, block_table)
+    statement = statement.on_conflict_do_update(
+        index_elements=["feature", "block"], set_={"listings": statement.excluded.listings}
+    )
+    rows = [
+        {"feature": feature, "block": block, "listings": format_bits(one)} for feature, one in bits.items()
+    ]
+    connection.execute(statement, rows)
