@@ -188,8 +188,8 @@ release-test: install $(STAMPS)/deploy   ## the wheel in empty environments of e
 BUILDER ?= buildah
 BASE ?= docker.io/library/python:3.13-slim-bookworm
 IMAGE ?= localhost/tollway:edge
-image: package   ## the image of a gateway (options: BUILDER=podman BASE=registry/python@sha256:… IMAGE=registry/tollway:0.1.0)
-	$(BIN)/python deploy/image.py --builder "$(BUILDER)" --base $(BASE) --tag $(IMAGE)
+image: package   ## the image of a gateway (options: BUILDER=podman BASE=registry/python@sha256:… IMAGE=registry/tollway:0.1.0 EXTRA=search)
+	$(BIN)/python deploy/image.py --builder "$(BUILDER)" --base $(BASE) --tag $(IMAGE) $(addprefix --extra=,$(EXTRA))
 
 image-test: install package  ## build and run the image on a minimal Debian: pay, stop and kill under load (as root, with buildah and mmdebstrap)
 	IMAGE_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=900 tests/long/release/test_image.py $(ARGS)

@@ -22,8 +22,11 @@ from urllib.parse import quote
 from packaging.markers import Marker
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCK = ROOT / "requirements" / "image.txt"
+REQUIREMENTS = ROOT / "requirements"
+LOCK = REQUIREMENTS / "image.txt"
 """The lock of `tollway[gateway,redis,otel]`: a gateway that may share its rates and send traces."""
+EXTRA_LOCKS = {"search": REQUIREMENTS / "search.txt"}
+"""The locks of the extras that an image has when its builder names them."""
 CONTAINERFILE = ROOT / "deploy" / "Containerfile"
 GLIBC_MINORS = range(5, 37)
 """glibc of Debian 12: the wheels of every older one run on it."""
@@ -69,8 +72,9 @@ class BasePython:
 
 
 def choose_requirements(lock: str, python: BasePython) -> str:
-    """The pins of a lock file that hold for this Python, with their hashes and without markers. Raises ValueError for a line that is no pin."""
-    return "".join(f"{pin} \\\n{hashes}" for pin, hashes in _read_pins(lock, python))
+    """The pins of lock files that hold for this Python, each once, with their hashes and without markers. Raises ValueError for a line that is no pin."""
+    pins = dict(_read_pins(lock, python))
+    return "".join(f"{pin} \\\n{hashes}" for pin, hashes in pins.items())
 
 
 def _read_pins(lock: str, python: BasePython) -> Iterator[tuple[str, str]]:
@@ -98,11 +102,15 @@ def fetch_wheels(requirements: Path, python: BasePython, target: Path) -> None:
     )
 
 
-def write_context(folder: Path, *, python: BasePython, wheel: Path) -> None:
+def read_lock(extras: Sequence[str]) -> str:
+    return "\n".join(lock.read_text() for lock in (LOCK, *(EXTRA_LOCKS[extra] for extra in extras)))
+
+
+def write_context(folder: Path, *, python: BasePython, wheel: Path, extras: Sequence[str]) -> None:
     """What the image file copies: `runtime.txt`, and `wheels` with our own among them."""
     (folder / "wheels").mkdir()
     requirements = folder / "runtime.txt"
-    requirements.write_text(choose_requirements(LOCK.read_text(), python))
+    requirements.write_text(choose_requirements(read_lock(extras), python))
     fetch_wheels(requirements, python, folder / "wheels")
     shutil.copy(wheel, folder / "wheels")
 
@@ -177,6 +185,13 @@ def main() -> None:
     parser.add_argument("--builder", default="buildah", help="buildah, podman or docker, with its options")
     parser.add_argument("--base", required=True, help="the base image, best by its digest")
     parser.add_argument("--tag", default="localhost/tollway:edge")
+    parser.add_argument(
+        "--extra",
+        action="append",
+        choices=EXTRA_LOCKS,
+        default=[],
+        help="an extra of tollway that the image has too",
+    )
     parser.add_argument("--sbom", type=Path, default=ROOT / "dist" / "image-system.cdx.json")
     options = parser.parse_args()
     builder, wheel = shlex.split(options.builder), find_wheel()
@@ -185,7 +200,7 @@ def main() -> None:
     status, release = read_system(builder, options.base)  # the image adds no Debian package
     with tempfile.TemporaryDirectory(prefix="tollway-image-") as name:
         folder = Path(name)
-        write_context(folder, python=python, wheel=wheel)
+        write_context(folder, python=python, wheel=wheel, extras=options.extra)
         build = ["bud", "--isolation", "chroot"] if is_buildah(builder) else ["build", "--network", "none"]
         version = wheel.name.split("-")[1]
         arguments = ("--build-arg", f"BASE={options.base}", "--build-arg", f"VERSION={version}")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from deploy.image import LOCK, BasePython, choose_requirements, list_system_packages, read_system
+from deploy.image import BasePython, choose_requirements, list_system_packages, read_lock, read_system
 
 LINES = """\
 alpha==1.0 \\
@@ -55,10 +55,12 @@ def test_a_line_without_pin_or_hash_is_refused(lock: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.11.2", "3.12.9", "3.13.5"])
-def test_the_lock_file_is_chosen_whole(version: str) -> None:
-    """Every package once: two pins of one package have markers that exclude each other."""
-    names = [pin.partition("==")[0] for pin in choose(LOCK.read_text(), version)]
+@pytest.mark.parametrize("extras", [[], ["search"]], ids=["alone", "with search"])
+def test_the_lock_files_are_chosen_whole(version: str, extras: list[str]) -> None:
+    """Every package once: two pins of one package have markers that exclude each other, and the lock of an extra has equal pins."""
+    names = [pin.partition("==")[0] for pin in choose(read_lock(extras), version)]
     assert len(names) == len(set(names)) > 40
+    assert {"numpy", "wordllama"} & set(names) == ({"numpy", "wordllama"} if extras else set())
     assert {
         "granian",
         "opentelemetry-sdk",
