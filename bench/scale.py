@@ -6,6 +6,7 @@ and their ratios go to `bench/results/scale-<database>.{json,md}`. The audit rea
     python bench/scale.py                              # SQLite, 20,000 listings, 200,000 calls, 20,000 payments
     python bench/scale.py --database postgresql
     python bench/scale.py --listings 1000000 --calls 10000000 --payments 1000000 --folder /var/tmp
+    python bench/scale.py --meaning --only search      # by meaning too, over random vectors (needs tollway[search])
 """
 
 import argparse
@@ -53,7 +54,7 @@ from starlette.requests import Request
 from tests.kit.routes import NamedBooks, make_context
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address, TxHash
-from tollway.limits import DEFAULT_LIMITS
+from tollway.limits import DEFAULT_LIMITS, MIB
 from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.engine.database import Database, connect_database, sqlite_module
 from tollway.storage.engine.encryption import Sealer
@@ -107,7 +108,7 @@ class Side:
         return self.chance.randrange(self.scale.payments // 2) // 100 * 100 + 13
 
 
-def routes_over(database: Database) -> Starlette:
+def routes_over(database: Database, meaning: Any) -> Starlette:
     """The routes of registry and history; a header names the wallet."""
 
     def now_ms() -> int:
@@ -117,7 +118,8 @@ def routes_over(database: Database) -> Starlette:
         address = Address(bytes.fromhex(request.headers["wallet"]))
         return Identity(address=address, method="session", chain_id=None)
 
-    catalog = CatalogStore(database, sealer=Sealer(b"1" * 32, entropy=os.urandom), now_ms=now_ms)
+    sealer = Sealer(b"1" * 32, entropy=os.urandom)
+    catalog = CatalogStore(database, sealer=sealer, now_ms=now_ms, meaning=meaning)
     encoder = ListingEncoder(public_url=URL, assets=(), confirmations_for=lambda *_: 1)
     context = make_context(
         public_url=URL,
@@ -411,14 +413,17 @@ async def time_audit(side: Side) -> dict[str, Any]:
 
 
 async def measure(
-    urls: tuple[str, str], scales: tuple[Scale, Scale], rounds: int, only: str
+    urls: tuple[str, str], scales: tuple[Scale, Scale], rounds: int, only: str, *, with_meaning: bool
 ) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
         sides = []
         for url, scale in zip(urls, scales, strict=True):
             database = await stack.enter_async_context(_opened(url))
+            meaning = await _load_meaning(stack, database) if with_meaning else None
             chance = random.Random(scale.seed)
-            sides.append(Side(scale=scale, database=database, app=routes_over(database), chance=chance))
+            sides.append(
+                Side(scale=scale, database=database, app=routes_over(database, meaning), chance=chance)
+            )
         pair = sides[0], sides[1]
         answers = []
         for question in QUESTIONS:
@@ -427,6 +432,25 @@ async def measure(
                 print(json.dumps(answers[-1]), flush=True)
         audits = [] if only else [await time_audit(side) for side in pair]
     return {"answers": answers, "audits": audits}
+
+
+async def _load_meaning(stack: contextlib.AsyncExitStack, database: Database) -> Any:
+    """Search by meaning over all vectors; prints how much memory it takes, with the modules and the vocabulary for the first of the two databases."""
+    before, began = _resident_mib(), time.monotonic()
+    from tollway.storage.catalog.meaning_search import MeaningSearch  # noqa: PLC0415 - loads numpy
+
+    meaning = MeaningSearch(database)
+    stack.callback(meaning.close)
+    await meaning.refresh()
+    await meaning.propose("weather")
+    seconds = round(time.monotonic() - began, 1)
+    print(json.dumps({"meaning_mib": round(_resident_mib() - before, 1), "seconds": seconds}), flush=True)
+    return meaning
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
 @contextlib.asynccontextmanager
@@ -509,7 +533,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             await fill(url, scale)
             filled[f"{scale.calls:,} calls"] = round(time.monotonic() - began, 1)
         print(json.dumps({"filled_in_s": filled}), flush=True)
-        measured = await measure(urls, (small, large), options.rounds, options.only)
+        measured = await measure(
+            urls, (small, large), options.rounds, options.only, with_meaning=options.meaning
+        )
     return {
         "database": options.database,
         "large": asdict(large),
@@ -535,6 +561,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--folder", help="where the databases are made; deleted afterwards")
     parser.add_argument("--only", default="", help="questions with this in their name; writes no results")
+    parser.add_argument("--meaning", action="store_true", help="search by meaning too, over random vectors")
     options = parser.parse_args()
     report = asyncio.run(run(options))
     if not options.only:

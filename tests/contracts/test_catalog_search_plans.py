@@ -335,7 +335,7 @@ async def test_the_words_of_a_search_are_looked_up_in_their_indexes(
         "SEARCH search_spelling USING PRIMARY KEY (spelling=?)" if is_sqlite else "pk_search_spelling"
     )
     matched = (
-        "SEARCH search_block USING PRIMARY KEY (feature=? AND block>? AND block<?)"
+        "SEARCH search_block USING PRIMARY KEY (feature=? AND block=?)"
         if is_sqlite
         else "pk_search_block"
     )

@@ -59,13 +59,22 @@ async def test_every_block_is_read_once_and_the_newest_first(database: InlineDat
         insert_last(connection, seqs[-1])
         for seq in seqs:
             change_features(connection, seq, before=(), after=["often"])
-        change_features(connection, seqs[0], before=(), after=["rare"])
+        change_features(connection, 2, before=(), after=["rare"])
         blocks = FeatureBlocks(connection)
-        walked = [(block, dict(sets)) for block, sets in blocks.walk(["often"])]
-        assert walked == [(300, {"often": 1 << 7}), (20, {"often": 2}), (0, {"often": 2})]
+        assert [block for window in blocks.windows for block in reversed(window)] == list(range(300, -1, -1))
+        newest, *_ = blocks.windows
+        assert blocks.select(["often"], newest) == {300: 1 << 7}
+        everywhere = [blocks.select(["often", "rare"], window) for window in blocks.windows]
+        assert {block: bits for found in everywhere for block, bits in found.items()} == {
+            300: 1 << 7,
+            20: 1 << 1,
+            0: 1 << 1 | 1 << 2,
+        }
+        assert blocks.select(["seldom"], newest, [299]) == {}
         connection.execute(block_table.delete())
-        again = {block: dict(sets) for block, sets in blocks.walk(["often"])}
-        assert again == dict(walked)
+        assert [blocks.select(["often", "rare"], window) for window in blocks.windows] == everywhere
+        assert blocks.select(["seldom"], newest, [299]) == {}
+        assert blocks.select(["seldom"], newest, [299, 300]) == {}
 
     await database.write(work)
 

@@ -9,7 +9,7 @@ Call what writes after the transaction has written `listing_total`: the lock on 
 
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, product
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, select
 
@@ -20,7 +20,7 @@ from tollway.storage.engine.statements import Prepared, Within, insert_for
 
 BLOCK_SIZE = 4_096
 _BITS_BYTES = BLOCK_SIZE // 8
-NUMBERED_MAX = 64
+NUMBERED_MAX = 32
 """A block with at most this number of listings is stored as their places, two bytes each."""
 _WINDOW_MIN, _WINDOW_MAX = 16, 256
 """How many blocks the first read of a search has, and the largest one. Each read has twice as many as the one before."""
@@ -75,10 +75,11 @@ def format_bits(bits: Bits) -> bytes:
 
 def list_places(bits: Bits) -> Iterator[int]:
     """The highest first."""
-    while bits:
-        place = bits.bit_length() - 1
-        yield place
-        bits ^= 1 << place
+    text = f"{bits:b}"  # ten times as fast as arithmetic
+    at = text.find("1")
+    while at >= 0:
+        yield len(text) - 1 - at
+        at = text.find("1", at + 1)
 
 
 def collect_blocks(seqs: Iterable[int]) -> dict[int, Bits]:
@@ -102,36 +103,57 @@ def list_newest(blocks: Iterable[tuple[int, Bits]], *, skip: int = 0) -> Iterato
 # ---- Reading.
 
 _ROWS = Prepared(
-    select(block_table.c.block, block_table.c.feature, block_table.c.listings).where(
-        Within(block_table.c.feature, "features"),
-        block_table.c.block >= bindparam("first"),
-        block_table.c.block < bindparam("end"),
+    select(block_table.c.feature, block_table.c.block, block_table.c.listings).where(
+        Within(block_table.c.feature, "features"), Within(block_table.c.block, "blocks")
     )
 )
 
 
 class FeatureBlocks:
-    """The blocks that one search reads, each at most once."""
+    """The rows of the index that one search reads, each once."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._windows = list(_list_windows(connection.scalar(select(func.max(listing_table.c.seq))) or 0))
-        self._rows: list[dict[int, dict[str, Bits]]] = [{} for _ in self._windows]
-        self._features: list[set[str]] = [set() for _ in self._windows]
+        self.windows = list(_list_windows(connection.scalar(select(func.max(listing_table.c.seq))) or 0))
+        """All blocks of the catalog, the newest first."""
+        self._listings: dict[tuple[str, int], Bits] = {}
+        self._whole: set[tuple[str, range]] = set()
 
-    def walk(self, features: Collection[str]) -> Iterator[tuple[int, Mapping[str, Bits]]]:
-        """The blocks with some of the features, the newest first: the number of the block, and the listings with each feature. Other features may be among them."""
-        for number, window in enumerate(self._windows):
-            missing = [one for one in features if one not in self._features[number]]
-            if missing:
-                self._read(number, window, missing)
-            yield from sorted(self._rows[number].items(), reverse=True)
+    def read(self, features: Collection[str], window: range, blocks: Collection[int] | None = None) -> None:
+        """Reads ahead, for `select`. `blocks`: of the window; None for all of them."""
+        known = self._listings
+        missing = [
+            feature
+            for feature in features
+            if (feature, window) not in self._whole
+            and (blocks is None or any((feature, block) not in known for block in blocks))
+        ]
+        if not missing:
+            return
+        wanted = window if blocks is None else sorted(blocks)
+        for feature, block, stored in _ROWS.fetch(self._connection, features=missing, blocks=list(wanted)):
+            known[feature, block] = parse_bits(stored)
+        if blocks is None:
+            self._whole.update((feature, window) for feature in missing)
+        else:
+            for key in product(missing, wanted):
+                known.setdefault(key, 0)
 
-    def _read(self, number: int, window: range, features: list[str]) -> None:
-        rows = _ROWS.fetch(self._connection, features=features, first=window.start, end=window.stop)
-        for block, feature, stored in rows:
-            self._rows[number].setdefault(block, {})[feature] = parse_bits(stored)
-        self._features[number].update(features)
+    def select(
+        self, features: Collection[str], window: range, blocks: Collection[int] | None = None
+    ) -> dict[int, Bits]:
+        """The listings with some of the features, by block."""
+        self.read(features, window, blocks)
+        listings = (
+            (block, self._listings.get((feature, block), 0))
+            for feature in features
+            for block in (window if blocks is None else blocks)
+        )
+        found: dict[int, Bits] = {}
+        for block, bits in listings:
+            if bits:
+                found[block] = found.get(block, 0) | bits
+        return found
 
 
 def _list_windows(last_seq: int) -> Iterator[range]:

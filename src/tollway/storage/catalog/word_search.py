@@ -4,14 +4,11 @@ The words and most filters are features of the index (`search_blocks`), and are 
 and joined as well; one with many is tested in SQL for the listings that have the words. A search by relevance ranks at most `RANKED_MAX` candidates.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import islice
-from operator import and_, or_
 
-from sqlalchemy import ColumnElement, Connection, func, select
-from sqlalchemy import or_ as either
+from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from tollway.registry.catalog import TOTAL_EXACT_MAX, ListingQuery
 from tollway.registry.meaning import Proposed
@@ -104,16 +101,20 @@ class WordSearch:
 
     def _count_terms(self, terms: Sequence[Term]) -> list[int]:
         """Without the filters."""
-        counts = [0] * len(terms)
-        for _, sets in self.blocks.walk(_list_stems(terms)):
-            for number, term in enumerate(terms):
-                counts[number] += _select_term(sets, term).bit_count()
-            if all(count > TOTAL_EXACT_MAX for count in counts):
-                break
-        return [min(count, TOTAL_EXACT_MAX + 1) for count in counts]
+        counts = dict.fromkeys(terms, 0)
+        for window in self.blocks.windows:
+            counted = [term for term, count in counts.items() if count <= TOTAL_EXACT_MAX]
+            self.blocks.read(_list_stems(counted), window)
+            for term in counted:
+                counts[term] += sum(map(int.bit_count, self.blocks.select(term.stems, window).values()))
+        return [min(counts[term], TOTAL_EXACT_MAX + 1) for term in terms]
 
     def find_terms(self, terms: Sequence[Term], *, needs_all: bool) -> "WordHits":
         return WordHits(self, terms, needs_all=needs_all)
+
+    def order_by_rarity(self, terms: Sequence[Term]) -> list[Term]:
+        counts = dict(zip(self.understood.terms, self.understood.counts, strict=True))
+        return sorted(terms, key=counts.__getitem__)
 
     def select_proposed(self, proposed: Sequence[Proposed]) -> tuple[list[Proposed], list[int]]:
         """Those that are visible and pass the filters; and the row numbers of those among them that have none of the terms."""
@@ -147,8 +148,8 @@ class WordHits:
 
     def __init__(self, search: WordSearch, terms: Sequence[Term], *, needs_all: bool) -> None:
         self._search = search
-        self._terms = terms
-        self._join = and_ if needs_all else or_
+        self._terms = search.order_by_rarity(terms)
+        self._needs_all = needs_all
         self._passed: list[int] = []
         self._tests = self._test()
 
@@ -171,16 +172,24 @@ class WordHits:
         return list(islice(list_newest(self._walk(), skip=skip), limit))
 
     def _walk(self) -> Iterator[tuple[int, Bits]]:
-        """Without the filters that are tested in SQL."""
-        search = self._search
-        for block, sets in search.blocks.walk([*_list_stems(self._terms), *search.features]):
-            bits = reduce(self._join, (_select_term(sets, term) for term in self._terms))
-            for feature in search.features:
-                bits &= sets.get(feature, 0)
-            for few in search.few:
-                bits &= few.get(block, 0)
-            if bits:
-                yield block, bits
+        """The newest block first. Without the filters that are tested in SQL."""
+        groups: list[Collection[str]] = [term.stems for term in self._terms]
+        if not self._needs_all:
+            groups = [_list_stems(self._terms)]
+        groups += [[feature] for feature in self._search.features]
+        for window in self._search.blocks.windows:
+            yield from sorted(self._join(window, groups).items(), reverse=True)
+
+    def _join(self, window: range, groups: Sequence[Collection[str]]) -> dict[int, Bits]:
+        """The listings with some feature of each group. The first group is read for the window, each other one for the blocks that are left."""
+        found: dict[int, Bits] | None = None
+        for few in self._search.few:
+            of_window = {block: few[block] for block in window if block in few}
+            found = of_window if found is None else _intersect(found, of_window)
+        for group in groups:
+            listings = self._search.blocks.select(group, window, found)
+            found = listings if found is None else _intersect(found, listings)
+        return found or {}
 
     def _list_passed(self, most: int) -> list[int]:
         while len(self._passed) < most and (passed := next(self._tests, None)) is not None:
@@ -202,10 +211,10 @@ class WordHits:
         position = func.instr if connection.dialect.name == "sqlite" else func.strpos
 
         def has(term: Term) -> ColumnElement[bool]:
-            return either(*(position(weights.c.weights, f" {one}=") > 0 for one in term.stems))
+            return or_(*(position(weights.c.weights, f" {one}=") > 0 for one in term.stems))
 
         has_terms = [has(term) for term in self._terms]
-        where = has_terms if self._join is and_ else [either(*has_terms)]
+        where = has_terms if self._needs_all else [or_(*has_terms)]
         return Facet(source=weights, seq=weights.c.listing_seq, where=tuple(where))
 
 
@@ -213,8 +222,9 @@ def _list_stems(terms: Sequence[Term]) -> list[str]:
     return list(dict.fromkeys(one for term in terms for one in term.stems))
 
 
-def _select_term(sets: Mapping[str, Bits], term: Term) -> Bits:
-    return reduce(or_, (sets.get(one, 0) for one in term.stems))
+def _intersect(one: Mapping[int, Bits], other: Mapping[int, Bits]) -> dict[int, Bits]:
+    joined = {block: bits & other.get(block, 0) for block, bits in one.items()}
+    return {block: bits for block, bits in joined.items() if bits}
 
 
 # ---- The order of a sort.
@@ -231,9 +241,7 @@ def _sorted_page(search: WordSearch, hits: WordHits, *, total: int | None) -> Se
     else:
         worded = hits.to_facet()
         facets = [worded, *search.filters]
-        found = select_in_order(
-            Hits(facets=facets, lead=worded, lead_size=TOTAL_EXACT_MAX + 1, query=query)
-        )
+        found = select_in_order(Hits(facets=facets, lead=worded, lead_size=TOTAL_EXACT_MAX + 1, query=query))
     return connection.scalars(found.limit(query.limit).offset(query.start)).all()
 
 
@@ -274,10 +282,8 @@ def _list_unranked(ranked: Sequence[int], hits: WordHits, *, start: int, limit: 
 def _list_candidates(search: WordSearch, with_all: WordHits) -> list[int]:
     """At most `RANKED_MAX` listings: the newest with all terms and, when these are fewer, the newest with each term, the rarest term first."""
     found = dict.fromkeys(with_all.list_newest(RANKED_MAX))
-    understood = search.understood
-    terms = [term for term, count in zip(understood.terms, understood.counts, strict=True) if count]
-    counts = dict(zip(understood.terms, understood.counts, strict=True))
-    for term in sorted(terms, key=counts.__getitem__) if len(understood.terms) > 1 else ():
+    terms = search.understood.terms
+    for term in search.order_by_rarity(terms) if len(terms) > 1 else ():
         if len(found) >= RANKED_MAX:
             break
         found |= dict.fromkeys(search.find_terms([term], needs_all=True).list_newest(RANKED_MAX))
