@@ -109,6 +109,10 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "config/values.py",
     ),
     "contracts/test_catalog.py": ("storage/catalog/catalog_tables.py",),
+    "contracts/test_catalog_search.py": (
+        "storage/catalog/catalog_facets.py",
+        "storage/catalog/word_search.py",
+    ),
     "contracts/test_closed_periods.py": (
         "ledger/sales.py",
         "storage/ledger/period_books.py",
