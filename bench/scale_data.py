@@ -29,7 +29,7 @@ from tollway.registry.search_rank import weigh_words
 from tollway.registry.search_tokens import fold
 from tollway.storage.catalog.catalog_tables import is_shown, listing_table, listing_values, terms_values
 from tollway.storage.catalog.catalog_words import list_spelled_words, spelling_rows
-from tollway.storage.catalog.search_blocks import BLOCK_SIZE, format_bits, list_features
+from tollway.storage.catalog.search_blocks import BLOCK_SIZE, format_bits, list_features, rate_feature
 from tollway.storage.engine.database import connect_database, sqlite_module
 from tollway.storage.engine.migrate import upgrade
 from tollway.storage.ledger.call_terms import CallTerms, TermsReference, reference_of
@@ -127,6 +127,11 @@ class ListingRows:
         for table, row in known.items():
             if row is not None:
                 rows[table].append(row)
+        block, place = divmod(seq, BLOCK_SIZE)
+        if known["listing_quality"] is not None:
+            success_ppm = dict(zip(QUALITY_COLUMNS, known["listing_quality"], strict=True))["success_ppm"]
+            feature = rate_feature(success_ppm)
+            self._blocks[feature, block] = self._blocks.get((feature, block), 0) | 1 << place
         if not is_shown(one):
             return
         tags = sorted({fold(tag) for tag in one.tags})
@@ -135,7 +140,6 @@ class ListingRows:
         rows["listing_vector"].append((seq, random_vector(self._scale, seq), seq))
         weights = weigh_words(one)
         rows["listing_search"].append((seq, weights))
-        block, place = divmod(seq, BLOCK_SIZE)
         for feature in list_features(weights, tags=tags, networks=one.networks, currency=one.currency):
             self._blocks[feature, block] = self._blocks.get((feature, block), 0) | 1 << place
         new = [word for word in list_spelled_words(one) if word not in self._spelled]

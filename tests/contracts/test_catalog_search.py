@@ -16,9 +16,10 @@ from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.catalog import Catalog, Correction, ListingQuery, NetworkCurrency, Sort
 from tollway.registry.listing import Listing, Operation
-from tollway.registry.quality import Quality, Reputation
+from tollway.registry.quality import FAILED, Bucket, Quality, Reputation
 from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.catalog_tables import spelling_table
+from tollway.storage.catalog.reputation_store import QualityStore
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
 
@@ -399,6 +400,25 @@ async def test_each_filter_holds_beside_words(
                 names = await find_names(catalog, f"{word} unknown{number}", sort=sort, **query)
                 wanted = [f"{word} first", f"{word} second"]
                 assert names == (wanted if sort == "name" else wanted[::-1]), (query, sort)
+
+
+async def test_a_success_rate_holds_beside_words_from_the_next_sum_on(setup: Setup) -> None:
+    listing, other = make_listing("Weather"), make_listing("Weather too")
+    await publish_all(setup.catalog, [listing, other])
+    quality = QualityStore(setup.database)
+    # day, calls that succeed, calls that fail -> how many listings have at least each rate
+    sums: list[tuple[int, int, int, dict[float, int]]] = [
+        (1, 50, 0, {0.0: 1, 0.93: 1, 1.0: 1}),
+        (1, 0, 3, {0.9: 1, 0.93: 1, 0.95: 0}),
+        (1, 0, 60, {0.4: 1, 0.45: 0}),
+        (90, 0, 0, {0.0: 0}),
+    ]
+    for day, successes, failures, found in sums:
+        await quality.add({(listing.id, Bucket(1)): successes, (listing.id, FAILED): failures}, day=day)
+        await quality.update_sums([listing.id], today=day)
+        for rate, total in found.items():
+            page = await setup.catalog.search(ListingQuery(words="weather", min_success_rate=rate))
+            assert page.total == len(page.found) == total, (successes, failures, rate)
 
 
 # ---- The order without words.

@@ -31,7 +31,7 @@ from tollway.storage.catalog.catalog_tables import (
 )
 from tollway.storage.catalog.catalog_words import write_spellings, write_weights
 from tollway.storage.catalog.reputation_store import find_due, find_owner
-from tollway.storage.catalog.search_blocks import change_features, list_features
+from tollway.storage.catalog.search_blocks import change_features, list_features, rate_feature
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.history import read_history
 from tollway.storage.ledger.payments import insert_payment, unfinal_query
@@ -211,6 +211,9 @@ def listings_url(request: pytest.FixtureRequest) -> Iterator[str]:
             for seq in range(1, LISTINGS)
         ]
         connection.execute(insert(quality_table), grades)
+        for grade in grades:
+            rate = rate_feature(int(grade["success_ppm"]))
+            change_features(connection, int(grade["listing_seq"]), before=(), after=[rate])
         proof = {"origin": "https://a.example", "method": "file", "checked_ms": 1, "failures": 0}
         owned = [
             {**proof, "listing_seq": seq, "verified_ms": None if seq % 30 else 7}
@@ -335,19 +338,21 @@ async def test_the_words_of_a_search_are_looked_up_in_their_indexes(
         "SEARCH search_spelling USING PRIMARY KEY (spelling=?)" if is_sqlite else "pk_search_spelling"
     )
     matched = (
-        "SEARCH search_block USING PRIMARY KEY (feature=? AND block=?)"
+        "SEARCH search_block USING PRIMARY KEY (feature=? AND block>? AND block<?)"
         if is_sqlite
         else "pk_search_block"
     )
+    filtered = "SEARCH search_block USING PRIMARY KEY (feature=? AND block=?)" if is_sqlite else matched
     measured = "quality USING INTEGER PRIMARY KEY" if is_sqlite else "pk_listing_quality"
     by_name = "COVERING INDEX ix_listing_name" if is_sqlite else "using ix_listing_name"
     for asked, wanted in (
         ({"words": "zeppelin"}, (spelled, matched)),
         ({"words": "zepelin"}, (spelled, misspelled, matched)),
         ({"words": "zeppelin weather 77"}, (matched,)),
-        ({"words": "zeppelin", "tag": "rare"}, (matched,)),
+        ({"words": "zeppelin", "tag": "rare"}, (matched, filtered)),
         ({"words": "weather", "sort": "name"}, (matched, by_name)),
-        ({"words": "weather", "min_success_rate": 0.0}, (matched, measured)),
+        ({"words": "weather", "min_success_rate": 0.0}, (matched, filtered)),
+        ({"words": "weather", "min_success_rate": 0.99}, (matched, filtered, measured)),
     ):
         words = asked["words"]
         search = partial(find_page, query=ListingQuery(**asked))  # type: ignore[arg-type]

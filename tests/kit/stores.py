@@ -29,6 +29,7 @@ from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.catalog_tables import listing_table, ownership_table, quality_table
 from tollway.storage.catalog.creation_store import CreationStore
 from tollway.storage.catalog.reputation_store import OwnershipStore, update_score
+from tollway.storage.catalog.search_blocks import change_features, rate_feature
 from tollway.storage.engine.database import SqliteDatabase
 from tollway.storage.engine.database import sqlite_module as sqlite  # type: ignore[attr-defined]  # the one in use
 from tollway.storage.engine.encryption import Sealer
@@ -144,6 +145,8 @@ def write_reputation(connection: Connection, listing_id: str, reputation: Reputa
     )
     assert seq is not None
     update_score(connection, seq)
+    if reputation.quality is not None:
+        change_features(connection, seq, before=(), after=[rate_feature(reputation.quality.success_ppm)])
 
 
 def open_catalog(

@@ -31,7 +31,12 @@ from tollway.storage.catalog.catalog_tables import (
     quality_table,
     tag_table,
 )
-from tollway.storage.catalog.search_blocks import currency_feature, network_feature, tag_feature
+from tollway.storage.catalog.search_blocks import (
+    currency_feature,
+    list_rate_features,
+    network_feature,
+    tag_feature,
+)
 from tollway.storage.engine.statements import hint_index
 
 _INDEX = "ix_listing_"
@@ -42,7 +47,7 @@ _SUCCESS, _VERIFIED = _INDEX + "quality_success", _INDEX + "ownership_verified"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facet:
     """A set of listings that one condition selects. `index`: the index that a walk uses. `by_age`, `by_listing`: the same set newest first, and the same set for the
-    test of one listing, when `index` has another order. `feature`: the visible listings of the set in the index of words (`search_blocks`)."""
+    test of one listing, when `index` has another order. `features`: of the visible listings of the set, in the index of words (`search_blocks`); with `is_exact` of no others."""
 
     source: FromClause
     seq: ColumnElement[int]
@@ -50,7 +55,8 @@ class Facet:
     index: str | None = None
     by_age: "Facet | None" = None
     by_listing: "Facet | None" = None
-    feature: str | None = None
+    features: tuple[str, ...] = ()
+    is_exact: bool = True
 
     def select(self, *others: ColumnElement[bool]) -> Select[Any]:
         return select(self.seq).select_from(self.source).where(*self.where, *others)
@@ -82,13 +88,13 @@ def find_facets(query: ListingQuery) -> list[Facet]:
         tags = tag_table.alias("tagged")
         of_tag = (tags.c.tag == fold(query.tag),)
         facets.append(
-            Facet(source=tags, seq=tags.c.listing_seq, where=of_tag, feature=tag_feature(fold(query.tag)))
+            Facet(source=tags, seq=tags.c.listing_seq, where=of_tag, features=(tag_feature(fold(query.tag)),))
         )
     if query.network is not None:
         nets = network_table.alias("networked")
         where = (nets.c.chain_id == query.network,)
-        feature = network_feature(query.network)
-        facets.append(Facet(source=nets, seq=nets.c.listing_seq, where=where, feature=feature))
+        features = (network_feature(query.network),)
+        facets.append(Facet(source=nets, seq=nets.c.listing_seq, where=where, features=features))
     is_of_currency = query.currency is not None and query.price_nano_max is None
     # Each of the two sets may be large and their intersection small.
     if query.provider is not None and is_of_currency:
@@ -102,7 +108,7 @@ def find_facets(query: ListingQuery) -> list[Facet]:
         facets.append(_priced(query))
     elif query.currency is not None and query.provider is None:
         of_currency = _shown("currency", currency=query.currency)
-        facets.append(replace(of_currency, feature=currency_feature(query.currency)))
+        facets.append(replace(of_currency, features=(currency_feature(query.currency),)))
     # The facets below also contain listings that are not visible.
     is_visible_only = bool(facets) or query.words is not None
     if query.min_success_rate is not None:
@@ -190,6 +196,7 @@ def _succeeding(rate: float) -> Facet:
         return Facet(source=source, seq=source.c.listing_seq, where=(source.c.success_ppm + 0 >= least,))
 
     by_rate = hint_index(quality_table, _SUCCESS)
+    features, is_exact = list_rate_features(least)
     return Facet(
         source=by_rate,
         seq=by_rate.c.listing_seq,
@@ -197,6 +204,8 @@ def _succeeding(rate: float) -> Facet:
         index=_SUCCESS,
         by_age=good(quality_table.alias("measured")),
         by_listing=good(quality_table.alias("asked_quality")),
+        features=features,
+        is_exact=is_exact,
     )
 
 

@@ -30,7 +30,9 @@ from tollway.storage.catalog.catalog_tables import (
     quality_day_table,
     quality_table,
     read_networks,
+    total_table,
 )
+from tollway.storage.catalog.search_blocks import change_features, rate_feature
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.statements import Prepared
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog, write_events
@@ -354,8 +356,25 @@ def _read_sums(connection: Connection, wanted: list[ListingId], today: int) -> _
 
 
 def _write_sums(connection: Connection, sums: _Sums, today: int) -> None:
+    seqs = sorted(seq for seq, _ in sums.values())
+    before = _read_rates(connection, seqs)
     for seq, counts in sums.values():
         _write_sum(connection, seq, counts, today=today)
+    after = _read_rates(connection, seqs)
+    changed = [seq for seq in seqs if before.get(seq) != after.get(seq)]
+    if changed:
+        connection.execute(update(total_table).values(shown=total_table.c.shown))
+    for seq in changed:
+        change_features(connection, seq, before=before.get(seq, ()), after=after.get(seq, ()))
+
+
+def _read_rates(connection: Connection, seqs: Sequence[int]) -> dict[int, tuple[str]]:
+    """The feature of the success rate, by row number."""
+    quality = quality_table.c
+    rows = connection.execute(
+        select(quality.listing_seq, quality.success_ppm).where(quality.listing_seq.in_(seqs))
+    )
+    return {row.listing_seq: (rate_feature(row.success_ppm),) for row in rows}
 
 
 def _write_sum(connection: Connection, seq: int, counts: Mapping[Bucket, int], *, today: int) -> None:

@@ -1,10 +1,10 @@
 """The index of the search: which visible listings have which feature, in blocks of `BLOCK_SIZE` listings.
 
-A feature is the stem of a word, a tag, a network or a currency. A row has the listings of one block with one feature, as bits: block and place are
-the listing's row number, divided by `BLOCK_SIZE`. A search reads the blocks of its features from the newest on, and joins them here, the same on both databases.
+A feature is the stem of a word, a tag, a network, a currency, or a step of the success rate. A row has the listings of one block with one feature, as bits: block and
+place are the listing's row number, divided by `BLOCK_SIZE`. Features of the success rate have listings that are not visible, too. A search reads the blocks of its features from the newest on, and joins them here, the same on both databases.
 Of a frequent word it reads some blocks; of words that are rare, or rarely in one listing, at most a row for each feature and block of the catalog.
 
-Call what writes after the transaction has written `listing_total`: the lock on its row orders publications and edits at the same time.
+Call `change_features` after the transaction has written `listing_total`: the lock on its row orders the writers of one block.
 """
 
 import struct
@@ -43,6 +43,19 @@ def network_feature(chain_id: ChainId | int) -> str:
 
 def currency_feature(currency: str) -> str:
     return f"currency:{currency}"
+
+
+RATE_STEP_PPM = 50_000
+
+
+def rate_feature(success_ppm: int) -> str:
+    return f"rate:{success_ppm // RATE_STEP_PPM}"
+
+
+def list_rate_features(least_ppm: int) -> tuple[tuple[str, ...], bool]:
+    """The features of the listings with at least this success rate, and whether they have no other listings."""
+    steps = range(least_ppm // RATE_STEP_PPM, 1_000_000 // RATE_STEP_PPM + 1)
+    return tuple(f"rate:{step}" for step in steps), least_ppm % RATE_STEP_PPM == 0
 
 
 def list_features(weights: str, *, tags: Iterable[str], networks: Iterable[int], currency: str) -> set[str]:
@@ -102,10 +115,12 @@ def list_newest(blocks: Iterable[tuple[int, Bits]], *, skip: int = 0) -> Iterato
 
 # ---- Reading.
 
-_ROWS = Prepared(
-    select(block_table.c.feature, block_table.c.block, block_table.c.listings).where(
-        Within(block_table.c.feature, "features"), Within(block_table.c.block, "blocks")
-    )
+_FOUND = select(block_table.c.feature, block_table.c.block, block_table.c.listings).where(
+    Within(block_table.c.feature, "features")
+)
+_ROWS = Prepared(_FOUND.where(Within(block_table.c.block, "blocks")))
+_WINDOW_ROWS = Prepared(
+    _FOUND.where(block_table.c.block >= bindparam("first"), block_table.c.block < bindparam("end"))
 )
 
 
@@ -130,14 +145,13 @@ class FeatureBlocks:
         ]
         if not missing:
             return
-        wanted = window if blocks is None else sorted(blocks)
-        for feature, block, stored in _ROWS.fetch(self._connection, features=missing, blocks=list(wanted)):
-            known[feature, block] = parse_bits(stored)
         if blocks is None:
+            rows = _WINDOW_ROWS.fetch(self._connection, features=missing, first=window.start, end=window.stop)
             self._whole.update((feature, window) for feature in missing)
         else:
-            for key in product(missing, wanted):
-                known.setdefault(key, 0)
+            rows = _ROWS.fetch(self._connection, features=missing, blocks=list(blocks))
+            known.update(dict.fromkeys(product(missing, blocks), 0))
+        known.update(((feature, block), parse_bits(stored)) for feature, block, stored in rows)
 
     def select(
         self, features: Collection[str], window: range, blocks: Collection[int] | None = None

@@ -85,13 +85,14 @@ class WordSearch:
         self.connection = connection
         self.query = query
         self.blocks = FeatureBlocks(connection)
-        self.features: list[str] = []
+        self.features: list[tuple[str, ...]] = []
         self.few: list[Mapping[int, Bits]] = []
         self.tested: list[Facet] = []
         self.filters = find_facets(query)
         for facet in self.filters:
-            if facet.feature is not None:
-                self.features.append(facet.feature)
+            if facet.features:
+                self.features.append(facet.features)
+                self.tested += [] if facet.is_exact else [facet]
             elif count_up_to_cap(connection, facet.select()) > TOTAL_EXACT_MAX:
                 self.tested.append(facet)
             else:
@@ -176,7 +177,7 @@ class WordHits:
         groups: list[Collection[str]] = [term.stems for term in self._terms]
         if not self._needs_all:
             groups = [_list_stems(self._terms)]
-        groups += [[feature] for feature in self._search.features]
+        groups += self._search.features
         for window in self._search.blocks.windows:
             yield from sorted(self._join(window, groups).items(), reverse=True)
 
