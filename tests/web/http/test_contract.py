@@ -373,6 +373,10 @@ def featured_paths(document: dict[str, Any]) -> list[str]:
     return [path for path in document["paths"] if path.startswith("/api/v2/gateway/api_")]
 
 
+def test_the_document_leaves_room_for_featured_operations() -> None:
+    assert len(SiteContract(SITE).build()) <= DOCUMENT_BYTES_MAX - 2_000
+
+
 def test_the_document_features_no_more_than_a_crawler_reads() -> None:
     small = [sold(number, schema={}) for number in range(3 * FEATURED_MAX)]
     assert 6 <= len(featured_paths(build(*small))) <= FEATURED_MAX
