@@ -185,8 +185,8 @@ def listings_url(request: pytest.FixtureRequest) -> Iterator[str]:
             weights = weigh_words(one)
             write_weights(connection, number, weights)
             write_spellings(connection, one)
-            tags = ["rare"] if is_rare else []
-            features = list_features(weights, tags=tags, networks=(), currency=one.currency)
+            own_tags = ["rare"] if is_rare else []
+            features = list_features(weights, tags=own_tags, networks=(), currency=one.currency)
             change_features(connection, number, before=(), after=features)
         tags = [
             {
@@ -345,7 +345,7 @@ async def test_the_words_of_a_search_are_looked_up_in_their_indexes(
     filtered = "SEARCH search_block USING PRIMARY KEY (feature=? AND block=?)" if is_sqlite else matched
     measured = "quality USING INTEGER PRIMARY KEY" if is_sqlite else "pk_listing_quality"
     by_name = "COVERING INDEX ix_listing_name" if is_sqlite else "using ix_listing_name"
-    for asked, wanted in (
+    searches: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"words": "zeppelin"}, (spelled, matched)),
         ({"words": "zepelin"}, (spelled, misspelled, matched)),
         ({"words": "zeppelin weather 77"}, (matched,)),
@@ -353,9 +353,10 @@ async def test_the_words_of_a_search_are_looked_up_in_their_indexes(
         ({"words": "weather", "sort": "name"}, (matched, by_name)),
         ({"words": "weather", "min_success_rate": 0.0}, (matched, filtered)),
         ({"words": "weather", "min_success_rate": 0.99}, (matched, filtered, measured)),
-    ):
+    ]
+    for asked, wanted in searches:
         words = asked["words"]
-        search = partial(find_page, query=ListingQuery(**asked))  # type: ignore[arg-type]
+        search = partial(find_page, query=ListingQuery(**asked))
         plans = await read_plans(of_listings, search, with_prepared=True)
         for step in wanted:
             assert any(step in plan for plan in plans), (words, step, plans)
