@@ -10,6 +10,7 @@ import pytest
 
 import tollway
 from tests.kit.object_counter import Creations, ObjectCounter
+from tests.kit.waits import DEADLINE_S
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.ids import Address, CallId, TxHash
 from tollway.ledger.records import KeyName
@@ -63,7 +64,7 @@ def test_a_thread_that_starts_inside_is_counted() -> None:
     begin = threading.Event()
 
     def make() -> None:
-        begin.wait()
+        begin.wait(DEADLINE_S)
         FieldError(code="", detail="")
 
     with counter.watching():
@@ -71,7 +72,7 @@ def test_a_thread_that_starts_inside_is_counted() -> None:
         thread.start()
     with counter.counting() as creations:
         begin.set()
-        thread.join()
+        thread.join(DEADLINE_S)
     assert creations.sums == (1, 0)
 
 

@@ -418,6 +418,62 @@ def test_every_module_has_a_test_file_named_after_it() -> None:
     assert missing == covered, "a new module comes with its tests; what has tests of its own needs no row"
 
 
+def test_every_wait_of_the_tests_has_a_deadline() -> None:
+    """A wait for a process or thread anywhere, and for an event in a test itself. A double may wait as long as its test runs."""
+    found = {
+        path.relative_to(TESTS).as_posix(): lines
+        for path in sorted(TESTS.rglob("*.py"))
+        if (lines := list(find_endless_waits(ast.parse(path.read_text(encoding="utf-8")))))
+    }
+    assert found == {}, "take bounded, run_program, run_threads or DEADLINE_S of tests/kit/waits.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("process.communicate()", [1]),
+        ("process.communicate(timeout=1)", []),
+        ("subprocess.run(command, check=True)", [1]),
+        ("subprocess.run(command, timeout=1)", []),
+        ("thread.join()", [1]),
+        ("','.join(names)", []),
+        ("self._process.wait()", [1]),
+        ("async def end(): await bounded(process.wait())", []),
+        ("async def end():\n async with asyncio.timeout(1):\n  await process.communicate()", []),
+        ("async def test_x(): await event.wait()", [1]),
+        ("async def test_x(): await bounded(event.wait())", []),
+        ("async def test_x():\n async def double(): await event.wait()", []),
+    ],
+)
+def test_a_wait_without_a_deadline_is_found(text: str, found: list[int]) -> None:
+    assert list(find_endless_waits(ast.parse(text))) == found
+
+
+def find_endless_waits(node: ast.AST, *, is_test: bool = False) -> Iterator[int]:
+    """The lines of these waits below a node."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            is_test = name.startswith("test_")
+        case ast.AsyncWith(items=items) if any("timeout(" in ast.unparse(item) for item in items):
+            return
+        case ast.Call(func=ast.Name(id="bounded") | ast.Attribute(attr="wait_for")):
+            return
+        case ast.Await(value=ast.Call(func=ast.Attribute(attr="wait" | "acquire" | "readline"), args=[])):
+            if is_test:
+                yield node.lineno
+        case ast.Call(func=ast.Attribute(value=waited, attr=attr), args=args, keywords=keywords):
+            is_endless = {
+                "communicate": True,
+                "join": not args,
+                "wait": not args and "process" in ast.unparse(waited),
+                "run": ast.unparse(waited) == "subprocess",
+            }
+            if is_endless.get(attr, False) and not {"timeout", None} & {one.arg for one in keywords}:
+                yield node.lineno
+    for child in ast.iter_child_nodes(node):
+        yield from find_endless_waits(child, is_test=is_test)
+
+
 def test_every_row_of_the_tables_is_about_a_file() -> None:
     known = {one.name for one in modules()}
     for table in (LONG_FILES, SHORT_FILES, JSON_LOADED_BY, NETWORKED_BY, LATE_IMPORTS):

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.kit.waits import bounded
 from tollway.app.runtime import BackgroundTaskGroup
 from tollway.observability.background import TaskName
 
@@ -27,7 +28,7 @@ async def test_a_chore_that_fails_is_done_again(capsys: pytest.CaptureFixture[st
 
     async with BackgroundTaskGroup() as tasks:
         tasks.start_periodic(NAME, 0.001, sweep)
-        await done.wait()
+        await bounded(done.wait())
     assert runs >= 2
     output = capsys.readouterr().out
     assert "background_task_failed" in output

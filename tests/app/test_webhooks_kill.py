@@ -17,6 +17,7 @@ import pytest
 
 from tests.kit.gateway_process import clean_environment
 from tests.kit.upstream import LoopbackUpstream, plain, run_upstream
+from tests.kit.waits import kill
 
 ROOT = Path(__file__).parents[2]
 KILLS = 20 if os.environ.get("TORTURE") == "long" else 3
@@ -35,9 +36,7 @@ async def run_gateway(folder: Path, database_url: str, url: str) -> AsyncIterato
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await kill(process)
 
 
 class Arrivals:

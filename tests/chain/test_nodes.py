@@ -13,6 +13,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from tests.kit.chain import MemoryChain
+from tests.kit.waits import bounded
 from tollway.chain.nodes import (
     BATCH_MAX_S,
     BREAKER_S,
@@ -293,7 +294,7 @@ async def test_no_more_requests_are_in_flight_than_allowed(make_node, session) -
     async with asyncio.TaskGroup() as group:
         for _ in range(6):
             group.create_task(read(node, session))
-        await two_wait.wait()
+        await bounded(two_wait.wait())
         for _ in range(3):  # all other pending events are handled before these return
             await read(make(url + "probe"), session)
         assert waiting == LIMITS.rpc_in_flight_max

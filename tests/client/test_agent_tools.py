@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.kit.listings import realistic_document, show_listing
+from tests.kit.waits import bounded
 from tollway.client import AsyncTollwayClient, Patience
 from tollway.client.agent_tool_results import (
     BODY_OF_GATEWAY,
@@ -229,7 +230,7 @@ async def test_a_cancelled_call_keeps_its_key_and_its_authorisation(make, gatewa
     tools = make(transport=httpx.MockTransport(answer))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(run_tool(tools, "call_api", apiId=API, path="/a"))
-        await is_shown.wait()
+        await bounded(is_shown.wait())
         running.cancel()
     assert running.cancelled()
     is_hanging[0] = False

@@ -1,11 +1,11 @@
 """The session limit: a payment counts before it is sent, and until it certainly moved nothing. The options of a client."""
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.kit.waits import run_threads
 from tollway.client import HttpNotAllowed
 from tollway.client.call_io import NonceTaken, OverBudget, Stored
 from tollway.client.driver import ClientOptions, Driver, SessionLimit
@@ -71,14 +71,10 @@ def test_the_same_transaction_signed_twice_counts_once() -> None:
 
 def test_of_many_at_once_no_more_pass_than_the_limit_allows() -> None:
     session, outcomes = limit("0.05 USDC"), []
-    threads = [
-        threading.Thread(target=lambda name=bytes([name]): outcomes.append(store(session, name)))
-        for name in range(40)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(
+        lambda name=bytes([number]): outcomes.append(store(session, name))  # type: ignore[misc]
+        for number in range(40)
+    )
     assert outcomes.count(Stored()) == 5
     assert dict(session.spent()) == {"USDC": 5 * 10**16}
 

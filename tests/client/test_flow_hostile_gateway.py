@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.client.conftest import do, sums
+from tests.kit.waits import run_threads
 from tollway.client import (
     AsyncTollwayClient,
     BudgetExhausted,
@@ -212,13 +213,7 @@ async def test_an_agent_is_kept_to_the_limits(hostile, client_options, word):
 def test_twenty_threads_sign_no_more_than_the_budget(hostile, client_options):
     own = {"rpc_urls": {}, "chains": [CHAIN], "transport": httpx.MockTransport(hostile.handle)}
     with TollwayClient(GATEWAY, **{**client_options, **own}, budget="0.05 USDC") as client:
-        threads = [
-            threading.Thread(target=lambda: asyncio.run(call_often(client, times=3))) for _ in range(20)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads([lambda: asyncio.run(call_often(client, times=3))] * 20)
     assert hostile.can_cash == 50_000
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.kit.call_io import PAYER, USDC, build_authorization, build_transfer
 from tests.kit.file_modes import UMASKS, read_modes, umask
+from tests.kit.waits import run_threads
 from tollway.client import store as store_module
 from tollway.client.call_io import (
     AuthorizationState,
@@ -380,7 +381,7 @@ def test_processes_that_race_for_the_budget_never_exceed_it(store_path):
         )
         for start in ("100", "200")
     ]
-    assert [racer.stdout.readline() for racer in racers] == ["ready\n", "ready\n"]
+    assert run_threads(racer.stdout.readline for racer in racers) == ["ready\n", "ready\n"]
     for racer in racers:
         racer.stdin.write("go\n")
         racer.stdin.flush()

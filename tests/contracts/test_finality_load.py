@@ -14,6 +14,7 @@ from sqlalchemy import event, insert, select, text
 
 from tests.kit.chain import MemoryChain, Transaction, transfer_log
 from tests.kit.sql_ledger import SqlLedger
+from tests.kit.waits import bounded
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, TxHash
 from tollway.ledger.records import PaymentState
@@ -124,7 +125,7 @@ class Hour:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self.watcher.run())
-            await self.done.wait()
+            await bounded(self.done.wait())
             watching.cancel()
 
     async def count_states(self) -> Counter[str]:

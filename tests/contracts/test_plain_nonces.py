@@ -14,7 +14,7 @@ from tests.kit.ledger_records import NOW_MS, PROVIDER, claim_on
 from tests.kit.ledger_steps import learn_terms, pay
 from tests.kit.sql_ledger import write_terms_of
 from tests.kit.storage_faults import FaultyLedger, start
-from tests.kit.waits import until, wait_blocked
+from tests.kit.waits import bounded, until, wait_blocked
 from tollway.ledger.ledger import Claimed, Exhausted, NonceUsed
 from tollway.money import UNITS_MAX
 from tollway.storage.engine.database import Database
@@ -73,7 +73,7 @@ async def test_a_nonce_that_another_gateway_takes_meanwhile_costs_its_own_claim(
 
         begun, may_commit = asyncio.Event(), asyncio.Event()
         taking = start(two.database.write(take))
-        await begun.wait()
+        await bounded(begun.wait())
         asking = [start(one.ledger.claim(claim)) for claim in late]
         await wait_blocked(database)
         may_commit.set()

@@ -32,7 +32,7 @@ from tests.kit.ledger_records import (
 from tests.kit.ledger_steps import conclude, learn_terms, open_authorized, pay, read_rest, settle
 from tests.kit.sql_ledger import write_terms_of
 from tests.kit.storage_faults import FaultyLedger, start
-from tests.kit.waits import until, wait_blocked
+from tests.kit.waits import bounded, until, wait_blocked
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, keccak256
 from tollway.ledger.claims import (
@@ -577,7 +577,7 @@ async def run_meanwhile(
     commit when it `waits`."""
     with held.holding():
         changing = start(awaited(change))
-        await held.reached.wait()
+        await bounded(held.reached.wait())
         asking = start(awaited(asked()))
         if waits:
             await wait_blocked(database)
@@ -778,7 +778,7 @@ async def test_an_end_waits_for_no_claim(postgres_url: str) -> None:
         await one.claim(running := claim_on(free))
         with held.holding():
             changing = start(two.claim(claim_on(locked, idempotency_key="slow")))
-            await held.reached.wait()
+            await bounded(held.reached.wait())
             waiting = start(one.claim(claim_on(locked)))
             await wait_blocked(database)
             assert await one.close(close_of(running)) == Closed(remaining_units=9)

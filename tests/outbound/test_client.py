@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.kit.upstream import reset_connection, until
+from tests.kit.waits import bounded
 from tollway.errors import (
     Code,
     EndpointNotAllowed,
@@ -381,7 +382,7 @@ async def test_an_early_answer_comes_through_while_the_body_is_on_its_way() -> N
         assert (response.status, response.is_body_sent) == (413, False)
         assert await read_all(response) == b""
         response.close()
-        await stopped.wait()
+        await bounded(stopped.wait())
         await until(lambda: upstream.closed == 1)
 
 
@@ -436,7 +437,7 @@ async def test_a_cancelled_claim_sends_nothing() -> None:
     async with running(answer(OK)) as upstream, dialing() as http_client:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(call(http_client, get(upstream), before_send=claim))
-            await started.wait()
+            await bounded(started.wait())
             task.cancel()
         assert task.cancelled()
         await until(lambda: upstream.closed == 1)
@@ -1458,7 +1459,7 @@ async def test_a_connection_check_connects_and_sends_nothing() -> None:
 
     async with running(wait_for_the_end) as upstream, dialing() as http_client:
         await http_client.check_connection(upstream.endpoint())
-        await left.wait()
+        await bounded(left.wait())
         assert upstream.accepted == 1
 
 

@@ -15,6 +15,7 @@ from tests.kit.ledger_records import (
     close_of,
     operator_origin,
 )
+from tests.kit.waits import bounded
 from tests.model.ledger import MemoryLedger
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import Quorum
@@ -744,7 +745,7 @@ async def test_the_check_age_is_that_of_the_last_complete_check(watch) -> None:
     watcher, ends_s = watch.make(sleep), watch.now_s
     async with asyncio.TaskGroup() as group:
         task = group.create_task(watcher.run())
-        await slept.acquire()
+        await bounded(slept.acquire())
         watch.now_s += 7
         assert watcher.check_age_s(CHAIN) == 7
         task.cancel()
@@ -754,7 +755,7 @@ async def test_the_check_age_is_that_of_the_last_complete_check(watch) -> None:
     watcher, ends_s = watch.make(sleep), watch.now_s
     async with asyncio.TaskGroup() as group:
         task = group.create_task(watcher.run())
-        await slept.acquire()
+        await bounded(slept.acquire())
         watch.now_s += 60
         assert (watcher.check_age_s(CHAIN), watcher.check_age_s(OTHER)) == (60, 60)
         task.cancel()
@@ -808,7 +809,7 @@ async def test_it_runs_through_failures_until_it_is_cancelled(watch) -> None:
     watcher = watch.make(sleep)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(watcher.run())
-        await is_final.wait()
+        await bounded(is_final.wait())
         task.cancel()
     assert task.cancelled()
     assert set(slept) == {DEFAULT_LIMITS.watch_interval_s}
@@ -828,14 +829,14 @@ async def test_two_checks_with_another_leader_between_them_are_not_in_a_row(watc
     async with asyncio.TaskGroup() as group:
         for _ in range(3):  # three times it leads for one check
             task = group.create_task(watcher.run())
-            await checked.acquire()
+            await bounded(checked.acquire())
             task.cancel()
             await asyncio.wait([task])
         assert await watch.state(payment) is PaymentState.UNFINAL
         is_second = True
         task = group.create_task(watcher.run())
-        await checked.acquire()
-        await checked.acquire()
+        await bounded(checked.acquire())
+        await bounded(checked.acquire())
         task.cancel()
     assert await watch.state(payment) is PaymentState.GONE
 

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.upstream import until
 from tests.kit.valkey import run_valkey
-from tests.kit.waits import DEADLINE_S
+from tests.kit.waits import DEADLINE_S, bounded
 from tollway.app.lifecycle import App
 from tollway.rate_limits.redis_windows import PENDING_MAX, RedisWindows
 
@@ -267,7 +267,7 @@ async def test_a_cancellation_that_redis_py_loses_still_takes_effect(standing: A
 
     async with windows(standing.url, namespace) as shared, asyncio.TaskGroup() as group:
         asking = group.create_task(shared._send(lose_it))
-        await has_begun.wait()
+        await bounded(has_begun.wait())
         asking.cancel()
     assert asking.cancelled()
 

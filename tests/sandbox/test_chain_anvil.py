@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.kit.upstream import until
+from tests.kit.waits import bounded
 from tollway.sandbox import chain as anvil_module
 from tollway.sandbox.anvil_binary import AnvilUnavailable
 from tollway.sandbox.chain import ChainDriver, run_anvil
@@ -87,7 +88,7 @@ async def test_dies_with_a_parent_that_is_killed():
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE) as parent:
         try:
-            pid = int(await asyncio.to_thread(parent.stdout.readline))
+            pid = int(await bounded(asyncio.to_thread(parent.stdout.readline)))
             assert is_running(pid)
         finally:
             parent.kill()

@@ -281,6 +281,7 @@ def open_workshop() -> Iterator[Workshop]:
             capture_output=True,
             text=True,
             check=True,
+            timeout=TEST_DEADLINE_S,
         )
         if not where.stdout.startswith(str(source)):
             raise RuntimeError(f"the copy is not what is imported: {where.stdout}")

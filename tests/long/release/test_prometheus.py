@@ -11,7 +11,7 @@ import os
 import re
 import time
 import urllib.parse
-from asyncio.subprocess import PIPE, STDOUT
+from asyncio.subprocess import STDOUT
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tests.kit.gateway_cluster import plain
 from tests.kit.gateway_process import poll
 from tests.kit.ports import find_low_port
 from tests.kit.signed_calls import PaidListing
+from tests.kit.waits import bounded, run_program
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -145,7 +146,7 @@ async def server(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Asyn
             yield found
         finally:
             process.terminate()
-            await process.wait()
+            await bounded(process.wait())
             log.close()
 
 
@@ -186,12 +187,9 @@ async def test_what_an_alert_compares_is_there(server: Server, place: str) -> No
 
 async def test_promtool_finds_no_fault_in_the_series(server: Server) -> None:
     reply = await server.fetch_metrics()
-    process = await asyncio.create_subprocess_exec(
-        *need_debian("promtool"), "check", "metrics", stdin=PIPE, stdout=PIPE, stderr=STDOUT
-    )
-    printed, _ = await process.communicate(reply)
-    assert [line for line in printed.decode().splitlines() if line not in LINT_ACCEPTED] == []
-    assert process.returncode == (LINT_FAULTS if printed else 0)
+    run = await run_program(*need_debian("promtool"), "check", "metrics", stdin=reply.decode(), stderr=STDOUT)
+    assert [line for line in run.output.splitlines() if line not in LINT_ACCEPTED] == []
+    assert run.code == (LINT_FAULTS if run.output else 0)
 
 
 async def test_the_server_keeps_the_traces_of_buckets(server: Server) -> None:

@@ -106,7 +106,7 @@ def find_python(minor: str) -> str:
     """The interpreter of a version, also one that pyenv has installed and not switched on."""
     candidates = [shutil.which(f"python{minor}"), *map(str, sorted(Path.home().glob(f".pyenv/versions/{minor}.*/bin/python")))]  # fmt: skip
     for candidate in filter(None, candidates):
-        told = subprocess.run([candidate, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=False)  # fmt: skip
+        told = subprocess.run([candidate, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
         if told.stdout.strip() == minor:
             return candidate
     pytest.skip(f"Python {minor} is not on this machine")

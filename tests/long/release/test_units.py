@@ -96,7 +96,11 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdMachine]
     shutil.copytree(ROOT / "deploy", root / "root" / "deploy")
     wheel, _ = build(ROOT, folder / "dist", epoch_s=read_epoch())
     told = subprocess.run(
-        ["chroot", root, "python3", "-c", ASK_PYTHON], check=True, capture_output=True, text=True
+        ["chroot", root, "python3", "-c", ASK_PYTHON],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=READY_DEADLINE_S,
     )
     version, machine = json.loads(told.stdout)
     write_context(root / "srv", python=BasePython(version=version, machine=machine), wheel=wheel)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.kit.ledger_records import NOW_MS
+from tests.kit.waits import DEADLINE_S
 from tests.long.simulation.breakages import BREAKAGES
 from tests.long.simulation.fake_ledger import FakeGateway, FakeMachine
 from tests.long.simulation.history import History, Story
@@ -75,6 +76,10 @@ def name_law(exc: Exception) -> str:
     return str(exc) if isinstance(exc, AssertionError) and str(exc) else repr(exc)
 
 
+HISTORY_S = 0.1
+"""The most that a history takes on average; it takes about 0.004."""
+
+
 def play_in_processes(seed: int, histories: int, *, jobs: int) -> list[Tally]:
     """Runs histories in several processes."""
     share = -(-histories // jobs)
@@ -89,7 +94,7 @@ def play_in_processes(seed: int, histories: int, *, jobs: int) -> list[Tally]:
         )
         for start in starts
     ]
-    told = [process.communicate()[0] for process in running]
+    told = [process.communicate(timeout=DEADLINE_S + share * HISTORY_S)[0] for process in running]
     for process in running:
         assert process.returncode == 0, f"{process.args} ended with {process.returncode}"
     return [Tally(**json.loads(one)) for one in told]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.waits import DEADLINE_S
 from tests.long.simulation.breakages import BREAKAGES
 from tests.long.simulation.differential import compare
 from tests.long.simulation.fake_ledger import FakeGateway
@@ -89,7 +90,9 @@ def test_a_history_comes_again_exactly_and_says_what_broke() -> None:
     broken = play_many(SEED, range(UNTIL_FOUND), gateway=BREAKAGES["ForgetsNonces"])
     command = [sys.executable, "-m", "tests.long.simulation", f"--seed={SEED}", f"--history={broken.broken}"]
     runs = [
-        subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=False)
+        subprocess.run(
+            [*command, *more], cwd=ROOT, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+        )
         for more in ([], [], ["--broken=ForgetsNonces"])
     ]
     assert runs[0].stdout == runs[1].stdout != ""

@@ -1,11 +1,11 @@
 """Server settings that can lose commits, and the modules that a gateway loads for its database."""
 
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
+from tests.kit.waits import run_program
 from tollway.storage.operator.operator_reads import ServerSettings, find_risks
 
 SAFE = ServerSettings(fsync=True, full_page_writes=True, standbys="", is_read_only=False, hosts=1)
@@ -29,12 +29,11 @@ def test_lists_each_risk_of_the_settings(settings: ServerSettings, expected: lis
 
 
 @pytest.mark.process
-def test_a_gateway_on_sqlite_does_not_load_the_driver_of_postgresql() -> None:
+async def test_a_gateway_on_sqlite_does_not_load_the_driver_of_postgresql() -> None:
     program = (
         "import sys, tollway.app.lifecycle, tollway.cli.operator\n"
         "from tollway.storage.engine.database import connect_database\n"
         "connect_database('sqlite:///books.sqlite3')\n"
         "print(sorted({'asyncpg', 'sqlalchemy.orm', 'tollway.storage.engine.postgres'} & set(sys.modules)))"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "[]"
+    assert (await run_program(sys.executable, "-c", program)).output.strip() == "[]"

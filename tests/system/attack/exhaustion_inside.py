@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import uvloop
 
+from tests.kit.waits import bounded, kill
 from tests.system.attack import exhaustion_moves as moves
 from tests.system.attack.attacked_gateway import AttackedGateway, free_listing
 from tests.system.attack.counting_node import CHAIN_ID, CountingNode
@@ -286,9 +287,7 @@ async def ordinary_callers(
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await kill(process)
 
 
 def count_rows(folder: Path) -> dict[str, int]:
@@ -330,7 +329,7 @@ async def main(folder: Path, form: Form) -> dict[str, Any]:
             report["restKiB"] = meter.read()
             assert callers.stdin is not None
             callers.stdin.close()
-            told, _ = await callers.communicate()
+            told, _ = await bounded(callers.communicate())
             meter.is_over = True
         report |= {"moves": attack.moves, "latency": json.loads(told)}
         report["served"] = sum(phase["calls"] for phase in report["latency"].values())

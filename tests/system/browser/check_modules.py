@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.kit.waits import DEADLINE_S
 from tests.system.browser.chromium import ROOT, find_node
 from tollway.web.http.contract import Site, SiteContract
 from tollway.web.pages.assets import UI_FOLDER
@@ -46,7 +47,11 @@ def build_contract() -> bytes:
 
 def _run_node(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [find_node(), *map(str, command)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [find_node(), *map(str, command)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=DEADLINE_S,
     )
 
 

@@ -24,6 +24,7 @@ from tests.kit.gateway_cluster import API, PRICE_UNITS, GatewayCluster, Reply, b
 from tests.kit.gateway_cluster import plain as unbound
 from tests.kit.ports import find_low_ports
 from tests.kit.upstream import Arrived, hang_up, plain, run_upstream
+from tests.kit.waits import run_program
 from tollway.limits import DEFAULT_LIMITS
 from tollway.sandbox.chain import FundedAccount
 
@@ -118,8 +119,8 @@ async def test_a_bound_signature_covers_the_path_as_it_was_sent(front: Front, re
 async def test_a_bound_signature_verifies_over_http_2(front: Front, rest: str) -> None:
     program = need_http2_curl()
     headers = [word for name, value in await front.pay(rest) for word in ("--header", f"{name}: {value}")]
-    process = await asyncio.create_subprocess_exec(
-        *(program, "--silent", "--insecure", "--http2", "--path-as-is", "--max-time", str(int(DEADLINE_S))),
+    run = await run_program(
+        *(program, "--silent", "--insecure", "--http2", "--path-as-is"),
         *(
             "--noproxy",
             "*",
@@ -131,10 +132,8 @@ async def test_a_bound_signature_verifies_over_http_2(front: Front, rest: str) -
         ),
         *("--output", "/dev/null", "--write-out", "%{http_version} %{http_code}"),
         f"https://{HOST}:{front.port}{API}/gateway/{front.paid_id}{rest}",
-        stdout=asyncio.subprocess.PIPE,
     )
-    printed, _ = await process.communicate()
-    assert printed.decode() == "2 200"
+    assert run.output == "2 200"
     assert front.cluster.provider.seen[-1].target == rest
 
 

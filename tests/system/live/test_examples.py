@@ -16,6 +16,7 @@ import pytest_asyncio
 from tests.kit.gateway_process import clean_environment, listens, poll
 from tests.kit.ports import find_low_port
 from tests.kit.signed_calls import QUICK
+from tests.kit.waits import DEADLINE_S
 from tollway.client import AsyncTollwayClient, Wallet
 
 FOLDER = Path(__file__).parents[3] / "docs" / "examples"
@@ -123,7 +124,7 @@ async def test_an_api_behind_the_middleware_is_paid_through_the_gateway_and_by_n
         direct = await cluster.send(f"{endpoint}/quote", method="POST", content=b"{}")
     finally:
         process.terminate()
-        process.wait()
+        process.wait(DEADLINE_S)
     assert (paid.status_code, paid.payment.state) == (200, "charged")
     assert paid.json() == {"call": paid.payment.call_id, "payer": str(payer.address), "bytes": 7}
     assert (streamed.status_code, streamed.json()["bytes"]) == (200, 200_000)

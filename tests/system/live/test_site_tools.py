@@ -1,7 +1,6 @@
 """Tools of others at a running gateway: validators of its documents, crawlers of paid APIs, and a fuzzer that sends
 what the contract allows and forbids, and compares each response with the contract."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -19,13 +18,13 @@ import pytest_asyncio
 from openapi_spec_validator import validate
 
 from tests.kit.gateway_cluster import API, sign_text
+from tests.kit.waits import run_program
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = Path(__file__).parent.parent.parent.parent
 AUDIT = ROOT / "tests" / "clients" / "audit_discovery.mjs"
 MODULES = ROOT / "node_modules"
-TOOL_DEADLINE_S = 100.0
 EXAMPLES, SEED = 6, 20261121
 
 NASTY = {
@@ -151,22 +150,9 @@ async def harness(cluster: Any) -> AsyncIterator[Harness]:
 
 async def run(*command: str, folder: Path, **env: str) -> tuple[int, str]:
     """Exit code and output. The tool makes no request for updates."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        env={**os.environ, "NO_PROXY": "*", "NO_COLOR": "1", "NODE_NO_WARNINGS": "1", **env},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(TOOL_DEADLINE_S):
-            told, complaint = await process.communicate()
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    assert process.returncode is not None
-    return process.returncode, told.decode(errors="replace") or complaint.decode(errors="replace")
+    settings = {**os.environ, "NO_PROXY": "*", "NO_COLOR": "1", "NODE_NO_WARNINGS": "1", **env}
+    run = await run_program(*command, cwd=folder, env=settings)
+    return run.code, run.output or run.errors
 
 
 def node() -> str:

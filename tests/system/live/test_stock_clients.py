@@ -23,6 +23,7 @@ import pytest_asyncio
 
 from tests.kit.gateway_cluster import API, PRICE_UNITS, plain
 from tests.kit.signed_calls import LONG_LIVED
+from tests.kit.waits import run_program
 from tollway.ids import Address, TxHash, keccak256
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -395,19 +396,10 @@ async def test_a_bazaar_client_finds_the_listing_with_the_terms_of_its_402(
 
 async def test_the_conformance_suite_finds_no_fault_in_a_402(harness: Harness) -> None:
     """`x402-conformance`, unmodified: all its checks of an unpaid GET pass."""
-    program = (
-        sys.executable,
-        "-m",
-        "x402conf",
-        "resource",
-        harness.tap.url + harness.target(fresh("get")),
-        "--fail-on-error",
-    )
-    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
-    told, _ = await process.communicate()
-    report = json.loads(told)
-    (resource,) = report["results"]
-    assert process.returncode == 0
+    url = harness.tap.url + harness.target(fresh("get"))
+    run = await run_program(sys.executable, "-m", "x402conf", "resource", url, "--fail-on-error")
+    (resource,) = json.loads(run.output)["results"]
+    assert run.code == 0
     assert resource["http"] == 402
     checks = [check["check"] for check in resource["checks"]]
     assert len(checks) >= 7

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.kit.forkserver import ForkedProcess, Forkserver
+from tests.kit.forkserver import STOP_DEADLINE_S, ForkedProcess, Forkserver
 from tests.kit.gateway_process import is_busy
 from tests.kit.ports import find_low_port
 from tests.system.transcripts import adapter
@@ -223,7 +223,7 @@ class Harness:
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait()
+        code = self._process.wait(STOP_DEADLINE_S)
         assert code == 0, f"exit code {code}\n{self.read_log()}"
         self._rows.close()
 

@@ -7,6 +7,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from tests.kit.mcp import mcp_request
+from tests.kit.waits import bounded
 from tollway.discovery.requests import ToolRequest
 from tollway.errors import Refusal
 from tollway.ids import ListingId
@@ -190,7 +191,7 @@ async def test_a_disconnect_of_the_mcp_request_disconnects_the_internal_call() -
         await asyncio.sleep(0)
         assert not left.is_set()
         here.disconnected.set()
-        await left.wait()
+        await bounded(left.wait())
 
 
 async def test_a_missing_response_is_an_internal_error() -> None:

@@ -12,6 +12,7 @@ from tests.kit.gateway import NOW_MS, PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.mcp import QUOTES, mcp_context, mcp_request
 from tests.kit.payer import CHAIN, KeyWallet, Payer
 from tests.kit.upstream import Arrived, plain, until
+from tests.kit.waits import bounded
 from tollway.discovery.argument_check import check_arguments
 from tollway.discovery.tool_results import PAYMENT, PAYMENT_RESPONSE, ToolResult
 from tollway.discovery.tools import GATEWAY_TOOLS, TOOL_RESPONSE_BYTES_MAX, TOOLS_PER_PAGE
@@ -605,7 +606,7 @@ async def test_a_disconnect_closes_the_upstream_response(
     name = (await names(mcp_tools))["/quote/{asset}"]
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(ask(mcp_tools, "proxy_tool_call", at=here, toolName=name, arguments=ASSET))
-        await begun.wait()
+        await bounded(begun.wait())
         here.disconnected.set()
         answer = await asking
     assert (answer.is_error, answer.content["body"]) == (True, "hello")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.kit.upstream import until
+from tests.kit.waits import DEADLINE_S
 from tollway.web.calls.gateway_app import AHEAD_BYTES_MAX, ALL_AHEAD_BYTES_MAX, ClientSocket, ClientSockets
 
 LITTLE = 64 * 1024
@@ -22,7 +23,7 @@ class Pair:
     """A client socket and the server's socket of the same connection."""
 
     def __init__(self, listener: socket.socket) -> None:
-        self.caller = socket.create_connection(listener.getsockname())
+        self.caller = socket.create_connection(listener.getsockname(), timeout=DEADLINE_S)
         self.server, _ = listener.accept()
         self.server.setblocking(False)
 

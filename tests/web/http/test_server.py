@@ -8,7 +8,6 @@ import re
 import resource
 import socket
 import stat
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from tests.kit.gateway import (
     serve_app,
 )
 from tests.kit.upstream import Arrived, plain, raw, say_nothing, until
+from tests.kit.waits import run_program
 from tollway.ledger.records import CallState, Delivery
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
@@ -711,10 +711,8 @@ async def test_a_start_releases_no_file_lock_of_this_process(tmp_path: Path) -> 
     with path.open("r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         async with open_served_gateway():
-            other = subprocess.run(
-                [sys.executable, "-c", TRIES_THE_LOCK, str(path)], capture_output=True, check=True
-            )
-    assert other.stdout == b"held\n"
+            other = await run_program(sys.executable, "-c", TRIES_THE_LOCK, str(path))
+    assert other.output == "held\n"
 
 
 async def test_the_kernel_timers_apply_to_connections_accepted_before_them() -> None:

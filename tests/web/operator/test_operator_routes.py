@@ -24,6 +24,7 @@ from tests.kit.admin_pages import (
     sign_in,
 )
 from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin
+from tests.kit.waits import bounded
 from tollway.app.lifecycle import App
 from tollway.ids import ChainId
 from tollway.ledger.ledger import AuditReport
@@ -387,7 +388,7 @@ async def test_one_audit_runs_at_a_time(app: App) -> None:
     async with open_browser(app) as browser, asyncio.TaskGroup() as group:
         await sign_in(app, browser)
         first = group.create_task(send_form(browser, "/books", "/admin/api/audit"))
-        await ledger.is_started.wait()
+        await bounded(ledger.is_started.wait())
         assert "An audit runs since" in (await browser.get("/books")).text
         second = group.create_task(send_form(browser, "/books", "/admin/api/audit"))
         await asyncio.wait({second}, timeout=5)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from tests.kit.listings import show_listing
+from tests.kit.waits import DEADLINE_S
 from tollway.discovery.listing_view import ListingView
 from tollway.discovery.operations import ApiOperation
 from tollway.money import Price
@@ -77,6 +78,7 @@ def test_words_of_a_provider_are_quoted_for_each_language() -> None:
             check=True,
             capture_output=True,
             text=True,
+            timeout=DEADLINE_S,
         )
         assert "%27%3B%20rm" in echoed.stdout
     ast.parse(found["Python"].text)
