@@ -7,10 +7,9 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
-from tests.kit.upstream import reset_connection
+from tests.kit.upstream import RawServer, reset_connection
 
 ANSWER_BYTES = 4_096
 ANSWERED = "echo"
@@ -21,8 +20,7 @@ ALWAYS = 10**9
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
 
-@dataclass(slots=True, kw_only=True)
-class ScriptedUpstream:
+class ScriptedUpstream(RawServer):
     """`/ACT/...`: the first `turns` requests of a path are answered as the act says (`turns_default`, unless the test says
     otherwise for a path), all later ones at once with 200. `heads`, `wholes`: requests whose head, whose body has come, by
     method and path; `left`: paths whose gateway has closed the connection before the answer ended.
@@ -38,13 +36,14 @@ class ScriptedUpstream:
     body in pieces with pauses of that length; `broken` does so, and closes after two of four.
     """
 
-    base_url: str = ""
-    heads: Counter[tuple[str, str]] = field(default_factory=Counter)
-    wholes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    turns: dict[str, int] = field(default_factory=dict)
-    turns_default: int = 1
-    left: set[str] = field(default_factory=set)
-    _gates: dict[str, asyncio.Event] = field(default_factory=dict)
+    def __init__(self, *, turns_default: int = 1) -> None:
+        super().__init__()
+        self.heads: Counter[tuple[str, str]] = Counter()
+        self.wholes: Counter[tuple[str, str]] = Counter()
+        self.turns: dict[str, int] = {}
+        self.turns_default = turns_default
+        self.left: set[str] = set()
+        self._gates: dict[str, asyncio.Event] = {}
 
     def count(self, path: str, method: str) -> int:
         """How many requests have come whole."""
@@ -56,15 +55,10 @@ class ScriptedUpstream:
     def _gate(self, path: str) -> asyncio.Event:
         return self._gates.setdefault(path, asyncio.Event())
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_kept = False
-        try:
-            while await self._answer(reader, writer, is_kept=is_kept):
-                is_kept = True
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
+        while await self._answer(reader, writer, is_kept=is_kept):
+            is_kept = True
 
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_kept: bool
@@ -176,9 +170,5 @@ async def _read_body(reader: asyncio.StreamReader, head: str) -> None:
 @contextlib.asynccontextmanager
 async def run_scripted_upstream(*, turns_default: int = 1) -> AsyncIterator[ScriptedUpstream]:
     upstream = ScriptedUpstream(turns_default=turns_default)
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, backlog=4_096)
-    try:
-        upstream.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with upstream.listen():
         yield upstream
-    finally:
-        server.close()

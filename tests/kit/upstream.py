@@ -3,6 +3,7 @@ log counts the served requests. It does not depend on the gateway."""
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -76,17 +77,15 @@ async def say_nothing(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
     await asyncio.Event().wait()
 
 
-class LoopbackUpstream:
-    """`arrived`: every request whose head came. `ended`: how many connections are over."""
+class RawServer:
+    """A server of raw bytes on loopback: `handle` reads and writes. `accepted`, `ended`: how many connections have begun, and how many of them are over."""
 
     def __init__(self) -> None:
-        self.arrived: list[Arrived] = []
-        self.answer: Answerer = plain()
-        self.is_body_read_first = True
         self.accepted = 0
         self.ended = 0
         self.port = 0
-        self._writers: list[asyncio.StreamWriter] = []
+        self.writers: list[asyncio.StreamWriter] = []
+        self._serving: set[asyncio.Task[None] | None] = set()
 
     @property
     def url(self) -> str:
@@ -94,17 +93,53 @@ class LoopbackUpstream:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        self._writers.append(writer)
+        self.writers.append(writer)
+        self._serving.add(task := asyncio.current_task())
         try:
-            while True:
-                arrived = _parse_head(await reader.readuntil(b"\r\n\r\n"))
-                self.arrived.append(arrived)
-                await self._converse(arrived, reader, writer)
+            await self.handle(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             self.ended += 1
+            self._serving.discard(task)
             writer.transport.abort() if writer.is_closing() else writer.close()
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def listen(
+        self, host: str = "127.0.0.1", *, port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[asyncio.Server]:
+        """Its end ends every connection."""
+        server = await asyncio.start_server(self.serve, host, port, limit=2**20, backlog=4_096, ssl=tls)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield server
+        finally:
+            server.close()
+            for writer in self.writers:
+                writer.transport.abort()
+            for task in self._serving:
+                assert task is not None
+                task.cancel()
+            await until(lambda: self.ended == self.accepted)
+
+
+class LoopbackUpstream(RawServer):
+    """`arrived`: every request whose head came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived: list[Arrived] = []
+        self.answer: Answerer = plain()
+        self.is_body_read_first = True
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            arrived = _parse_head(await reader.readuntil(b"\r\n\r\n"))
+            self.arrived.append(arrived)
+            await self._converse(arrived, reader, writer)
 
     async def _converse(
         self, arrived: Arrived, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -128,22 +163,12 @@ class LoopbackUpstream:
             answering.cancel()
             await asyncio.gather(reading, answering, return_exceptions=True)
 
-    def stop(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
 
 @asynccontextmanager
 async def run_upstream() -> AsyncIterator[LoopbackUpstream]:
     upstream = LoopbackUpstream()
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, limit=2**20)
-    upstream.port = server.sockets[0].getsockname()[1]
-    try:
+    async with upstream.listen():
         yield upstream
-    finally:
-        server.close()
-        upstream.stop()
-        await until(lambda: upstream.ended == upstream.accepted)
 
 
 async def _run(answer: Answerer, arrived: Arrived, writer: asyncio.StreamWriter) -> None:

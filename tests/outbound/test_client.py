@@ -6,11 +6,11 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
-from tests.kit.upstream import reset_connection, until
+from tests.kit.upstream import RawServer, reset_connection, until
 from tests.kit.waits import bounded
 from tollway.errors import (
     Code,
@@ -32,30 +32,17 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Handler = Callable[["Upstream", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-@dataclass
-class Upstream:
-    """A server of raw bytes on loopback. `requests`: every head that arrived; `accepted`: connections so far."""
+class Upstream(RawServer):
+    """`requests`: every head that arrived."""
 
-    handler: Handler
-    requests: list[bytes] = field(default_factory=list)
-    accepted: int = 0
-    closed: int = 0
-    port: int = 0
-    writers: list[asyncio.StreamWriter] = field(default_factory=list)
-    stop_listening: Callable[[], None] = lambda: None
+    def __init__(self, handler: Handler) -> None:
+        super().__init__()
+        self.handler = handler
+        self.requests: list[bytes] = []
+        self.stop_listening: Callable[[], None] = lambda: None
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
-        self.writers.append(writer)
-        try:
-            await self.handler(self, reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            self.closed += 1
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.handler(self, reader, writer)
 
     async def read_head(self, reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -71,16 +58,9 @@ class Upstream:
 @contextlib.asynccontextmanager
 async def running(handler: Handler) -> AsyncIterator[Upstream]:
     upstream = Upstream(handler)
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
-    upstream.port = server.sockets[0].getsockname()[1]
-    upstream.stop_listening = server.close
-    try:
+    async with upstream.listen() as server:
+        upstream.stop_listening = server.close
         yield upstream
-    finally:
-        server.close()
-        for writer in upstream.writers:
-            writer.transport.abort()
-        await until(lambda: upstream.closed == upstream.accepted)
 
 
 @contextlib.asynccontextmanager
@@ -347,7 +327,7 @@ async def test_a_body_of_another_length_is_cut_and_refused(parts: tuple[bytes, .
             await attempt.call()
         assert caught.value.problem.code is Code.INVALID_REQUEST
         assert not attempt.exchange.is_body_sent
-        await until(lambda: upstream.closed == upstream.accepted)
+        await until(lambda: upstream.ended == upstream.accepted)
 
 
 async def test_an_exception_of_the_body_reaches_the_caller_and_cuts_the_request() -> None:
@@ -363,7 +343,7 @@ async def test_an_exception_of_the_body_reaches_the_caller_and_cuts_the_request(
         with pytest.raises(CallerGone):
             await attempt.call()
         assert attempt.steps == {"claimed", "sent"}
-        await until(lambda: upstream.closed == upstream.accepted)
+        await until(lambda: upstream.ended == upstream.accepted)
 
 
 async def test_an_early_answer_comes_through_while_the_body_is_on_its_way() -> None:
@@ -383,7 +363,7 @@ async def test_an_early_answer_comes_through_while_the_body_is_on_its_way() -> N
         assert await read_all(response) == b""
         response.close()
         await bounded(stopped.wait())
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
 
 
 # ---------------------------------------------------------------------- the claim
@@ -440,7 +420,7 @@ async def test_a_cancelled_claim_sends_nothing() -> None:
             await bounded(started.wait())
             task.cancel()
         assert task.cancelled()
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
         assert upstream.requests == []
         assert http_client._in_flight == {}
 
@@ -474,7 +454,7 @@ async def test_a_connection_that_dies_during_the_claim_costs_no_second_claim(end
         async def claim() -> None:
             claims.append(1)
             end(upstream.writers[0].transport)
-            await until(lambda: upstream.closed == 1)
+            await until(lambda: upstream.ended == 1)
 
         assert await call(http_client, get(upstream, "POST"), before_send=claim) == (200, b"ok")
         assert (len(claims), len(upstream.requests), upstream.accepted) == (1, 2, 2)
@@ -510,7 +490,7 @@ async def test_a_claim_grows_old_while_it_is_dialled_again() -> None:
 
     async def claim_and_lose() -> None:
         upstream.writers[0].transport.abort()
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
 
     def resolve(host: str, port: int) -> list[str]:
         ticks[0] += HALF_LEASE_MS + 1
@@ -533,12 +513,10 @@ async def test_a_dial_that_fails_after_the_claim_is_known_as_unsent() -> None:
         upstream.writers[0].transport.abort()
         server.close()
         await server.wait_closed()
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
 
     upstream = Upstream(answer(OK))
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
-    upstream.port = server.sockets[0].getsockname()[1]
-    async with dialing() as http_client:
+    async with upstream.listen() as server, dialing() as http_client:
         await call(http_client, get(upstream))
         attempt = Attempt(http_client, get(upstream))
         with pytest.raises(UpstreamUnreachable):
@@ -716,7 +694,7 @@ async def test_a_stale_pooled_connection_is_replaced_before_anything_is_sent(met
     async with running(script(OK)) as upstream, dialing() as http_client:
         for _ in range(5):
             assert await call(http_client, get(upstream, method)) == (200, b"ok")
-            await until(lambda: upstream.closed == upstream.accepted)
+            await until(lambda: upstream.ended == upstream.accepted)
         assert (len(upstream.requests), upstream.accepted) == (5, 5)
 
 
@@ -761,7 +739,7 @@ async def test_connections_are_reused_within_one_generation_only() -> None:
         await call(http_client, get(upstream))
         await call(http_client, get(upstream))
         assert upstream.accepted == 2
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
 
 
 async def test_a_retired_generation_finishes_its_calls() -> None:
@@ -880,7 +858,7 @@ async def test_the_head_has_a_deadline_even_when_bytes_trickle_in(handler: Handl
             await attempt.call(deadline_s=0.05)
         assert caught.value.sent
         assert attempt.exchange.is_body_sent
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
 
 
 async def test_the_head_deadline_does_not_count_the_claim() -> None:
@@ -982,7 +960,7 @@ async def test_a_response_without_a_body_is_whole_for_all_following_bytes(method
     async with running(script(head(status), is_here, cut)) as upstream, dialing() as http_client:
         response = await send(http_client, get(upstream, method))
         is_here.set()
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
         assert await read_all(response) == b""
 
 
@@ -1002,7 +980,7 @@ async def test_a_body_that_stops_is_a_timeout() -> None:
     async with running(short) as upstream, dialing(replace(LIMITS, chunk_idle_s=0.05)) as http_client:
         with pytest.raises(UpstreamTimeout):
             await call(http_client, get(upstream))
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
 
 
 async def test_a_body_until_the_close_is_read_to_its_end() -> None:
@@ -1051,7 +1029,7 @@ async def test_a_response_closed_early_cuts_the_upstream() -> None:
         assert await response.read_chunk()
         response.close()
         response.close()
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
         assert http_client._in_flight == {}
 
 
@@ -1075,7 +1053,7 @@ async def test_an_error_between_the_head_and_the_body_cuts_the_upstream(error: t
         with pytest.raises(error):
             await send_and_fail()
         assert (exchange.status, http_client._in_flight) == (200, {})
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
 
 
 async def test_a_request_that_fails_frees_its_connection_before_the_caller_handles_the_failure() -> None:
@@ -1154,7 +1132,7 @@ async def test_cancelling_the_wait_for_the_head_cuts_the_upstream() -> None:
             task.cancel()
         assert task.cancelled()
         assert attempt.steps == {"claimed", "sent", "body sent"}
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
         assert http_client._in_flight == {}
 
 
@@ -1182,7 +1160,7 @@ async def test_cancelling_an_upload_that_the_upstream_does_not_read_cuts_it() ->
             await until(lambda: len(upstream.requests) == 1)
             task.cancel()
         assert attempt.steps == {"claimed", "sent"}
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
 
 
 async def test_closing_a_response_cuts_an_unread_upload() -> None:
@@ -1190,7 +1168,7 @@ async def test_closing_a_response_cuts_an_unread_upload() -> None:
         response = await send(http_client, get(upstream, "POST", target="/answer", body=huge()))
         assert not response.is_body_sent
         response.close()
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
 
 
 # ---------------------------------------------------------------------- dials that fail look alike
@@ -1442,7 +1420,7 @@ async def test_a_fetch_has_one_deadline_for_everything() -> None:
     async with running(handler) as upstream, dialing() as http_client:
         with pytest.raises(UpstreamTimeout):
             await http_client.fetch(f"http://127.0.0.1:{upstream.port}/", bytes_max=10**9, deadline_s=0.05)
-        await until(lambda: upstream.closed == 1)
+        await until(lambda: upstream.ended == 1)
 
 
 # ---- Knocking.

@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.kit.upstream import until
+from tests.kit.upstream import RawServer, until
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.connection import Connection
 from tollway.outbound.policy import Endpoint, parse_endpoint
@@ -28,30 +28,23 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 ASKED = b"GET / HTTP/1.1\r\n\r\n"
 
 
-@dataclass
-class Far:
+class Far(RawServer):
     """A server that returns OK for everything, or closes every connection. `names`: the names that TLS clients
     requested; `protocols`: the agreed ones."""
 
-    port: int = 0
-    accepted: int = 0
-    closed: int = 0
-    is_rude: bool = False
-    names: list[str | None] = field(default_factory=list)
-    protocols: list[str | None] = field(default_factory=list)
-    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__()
+        self.port = port
+        self.is_rude = False
+        self.names: list[str | None] = []
+        self.protocols: list[str | None] = []
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
-        self.writers.append(writer)
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tls = writer.get_extra_info("ssl_object")
         self.protocols.append(tls.selected_alpn_protocol() if tls is not None else None)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while not self.is_rude:
-                await reader.readuntil(b"\r\n\r\n")
-                writer.write(OK)
-        self.closed += 1
-        writer.transport.abort()
+        while not self.is_rude:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(OK)
 
     def endpoint(self, host: str = "127.0.0.1", scheme: str = "http") -> Endpoint:
         endpoint = parse_endpoint(f"{scheme}://{host}:{self.port}", allow_private=True)
@@ -66,15 +59,8 @@ async def serving(
     far = Far()
     if tls is not None:
         tls.sni_callback = lambda sslobj, name, context: far.names.append(name)
-    server = await asyncio.start_server(far.serve, host, port, ssl=tls)
-    far.port = server.sockets[0].getsockname()[1]
-    try:
+    async with far.listen(host, port=port, tls=tls):
         yield far
-    finally:
-        server.close()
-        for writer in far.writers:
-            writer.transport.abort()
-        await until(lambda: far.closed == far.accepted)
 
 
 @contextlib.asynccontextmanager
@@ -153,11 +139,11 @@ async def test_an_old_connection_is_closed_without_another_call() -> None:
     async with serving() as far, opening(replace(LIMITS, connection_age_s=0.0)) as connections:
         busy = await connections.open(far.endpoint())
         connections.release(await connections.open(far.endpoint()))
-        await until(lambda: far.closed == 1)
+        await until(lambda: far.ended == 1)
         assert await ask(busy) == b"ok"
         connections.release(busy)
         assert connections.acquire(far.endpoint().origin, idle_s_max=60.0) is None
-        await until(lambda: far.closed == 2)
+        await until(lambda: far.ended == 2)
 
 
 # ---------------------------------------------------------------------- to whom they lead
@@ -193,7 +179,7 @@ async def test_closing_cuts_the_idle_and_the_busy_and_opens_no_more() -> None:
         busy.begin("GET", b"GET / HTTP/1.1\r\n")
         await connections.close()
         assert not busy.is_open
-        await until(lambda: far.closed == far.accepted == 2)
+        await until(lambda: far.ended == far.accepted == 2)
         with pytest.raises(OSError, match="closing"):
             await connections.open(far.endpoint())
         connections.release(busy)

@@ -139,7 +139,7 @@ class KillLoad:
     ) -> "KillLoad":
         provider = await cluster.wallet()
         first = processes[0]
-        api_id = await cluster.publish(first, provider, endpoint=upstream.base_url)
+        api_id = await cluster.publish(first, provider, endpoint=upstream.url)
         quote = Quote.read(await cluster.call(first, api_id, "/echo/quote"))
         upstream.heads.clear()  # the gateway has probed the upstream
         return cls(

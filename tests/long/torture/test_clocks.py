@@ -137,7 +137,7 @@ async def open_mall(
         skewed = [Skewed(gateway=one, clock=clock) for one, clock in zip(gateways, clocks, strict=True)]
         provider = await cluster.wallet()
         right = gateways[skews.index(0)]
-        api_id = await cluster.publish(right, provider, endpoint=upstream.base_url)
+        api_id = await cluster.publish(right, provider, endpoint=upstream.url)
         harness = Harness(cluster=cluster, skewed=skewed, upstream=upstream, provider=provider, api_id=api_id)
         for one in gateways:
             await poll(lambda one=one: _knows(harness, one), what="listing")

@@ -175,7 +175,7 @@ async def open_place(
     processes = cluster.gateways(gateways, database_url=database_url, settings={**QUICK, **(settings or {})})
     async with run_scripted_upstream(turns_default=ALWAYS) as upstream, processes as opened:
         provider = await cluster.wallet()
-        api_id = await cluster.publish(opened[0], provider, endpoint=upstream.base_url)
+        api_id = await cluster.publish(opened[0], provider, endpoint=upstream.url)
         yield Place(cluster, opened, upstream, provider=provider, api_id=api_id)
 
 

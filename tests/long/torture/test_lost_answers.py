@@ -54,7 +54,7 @@ class Harness:
     async def wait_longer(self) -> None:
         """From now on both gateways wait longer for the upstream than any machine pauses."""
         cluster, api_id = self.cluster, self.stall.api_id
-        draft = cluster.draft(endpoint=self.upstream.base_url, timeoutSeconds=PATIENT_S)
+        draft = cluster.draft(endpoint=self.upstream.url, timeoutSeconds=PATIENT_S)
         path = f"/apis/{api_id}"
         changed = await cluster.control(self.gateways[0], self.stall.provider, "PUT", path, draft)
         assert changed.status == 200, changed.body
@@ -197,7 +197,7 @@ async def shared(cluster: Any) -> AsyncIterator[SharedGateways]:
 async def harness(cluster: Any, shared: SharedGateways) -> Harness:
     """With a listing of its own."""
     stall = await PaidListing.open(
-        cluster, shared.gateways, endpoint=shared.upstream.base_url, timeoutSeconds=TIMEOUT_S
+        cluster, shared.gateways, endpoint=shared.upstream.url, timeoutSeconds=TIMEOUT_S
     )
     return Harness(cluster=cluster, upstream=shared.upstream, stall=stall)
 

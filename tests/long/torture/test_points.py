@@ -449,7 +449,7 @@ async def open_shop(cluster: Any, upstream: ScriptedUpstream) -> AsyncIterator[A
             (process,) = await stack.enter_async_context(
                 cluster.gateways(1, database_url=url, settings=settings)
             )
-            stall = await PaidListing.open(cluster, [process], endpoint=upstream.base_url)
+            stall = await PaidListing.open(cluster, [process], endpoint=upstream.url)
             closed = await cluster.publish(
                 process, stall.provider, endpoint=f"http://127.0.0.1:{nobody.getsockname()[1]}"
             )

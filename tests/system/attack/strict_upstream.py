@@ -7,6 +7,8 @@ import contextlib
 import re
 from collections.abc import AsyncIterator
 
+from tests.kit.upstream import RawServer
+
 # Bytes beyond ASCII are passed on as they came: they stand in a path and end nothing.
 _LINE = re.compile(rb"([A-Z!#$%&'*+.^_`|~0-9a-z-]+) (/[\x21-\x7e\x80-\xff]*) HTTP/1\.1")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*?)[ \t]*")
@@ -19,27 +21,23 @@ class Breach(Exception):
     """Bytes that are no request in the strictest sense."""
 
 
-class StrictUpstream:
+class StrictUpstream(RawServer):
     """`targets`: of every request, in the order in which they came, and `heads`: their bytes; `breaches`: what was wrong with
     the bytes. `extra`: header lines that every answer carries."""
 
     def __init__(self) -> None:
-        self.url = ""
+        super().__init__()
         self.extra = b""
         self.targets: list[str] = []
         self.heads: list[bytes] = []
         self.breaches: list[str] = []
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while await self._serve_one(reader, writer):
                 pass
         except Breach as breach:
             self.breaches.append(str(breach))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # a caller that left during a body
-        finally:
-            writer.close()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         try:
@@ -50,6 +48,8 @@ class StrictUpstream:
             return False
         except asyncio.LimitOverrunError as exc:
             raise Breach("a head without end") from exc
+        if len(head) > HEAD_BYTES_MAX:
+            raise Breach("a long head")
         method, target, fields = read_head(head)
         self.targets.append(target)
         self.heads.append(head)
@@ -68,9 +68,7 @@ class StrictUpstream:
 @contextlib.asynccontextmanager
 async def run_upstream() -> AsyncIterator[StrictUpstream]:
     upstream = StrictUpstream()
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, limit=HEAD_BYTES_MAX)
-    upstream.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server:
+    async with upstream.listen():
         yield upstream
 
 
