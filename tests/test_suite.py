@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from tests.kit.waits import until
 from tests.suite import CLASS_NAMES, CLASSES, OWN_TARGETS, SUITES, TESTS, class_of, list_test_files
 from tests.suite_run import DURATIONS, LISTED_S, merge_durations, pytest_runtest_protocol, read_durations
 from tollway.observability.telemetry import configure_logging
@@ -425,16 +425,14 @@ def test_each_target_that_fails_is_named_and_none_stops_another(tmp_path: Path) 
     assert ran.stdout.endswith("\nfailed: bad worse\n")
 
 
-def test_a_signal_ends_every_target(tmp_path: Path) -> None:
+async def test_a_signal_ends_every_target(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text(TARGETS)
     running = subprocess.Popen([SIDE_BY_SIDE, "hangs"], cwd=tmp_path, stdout=subprocess.DEVNULL)
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
-        time.sleep(0.05)
+    await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=60) == 130
     pid = int((tmp_path / "pid").read_text())
-    while is_alive(pid):
-        time.sleep(0.05)
+    await until(lambda: not is_alive(pid))
 
 
 def is_alive(pid: int) -> bool:

@@ -425,7 +425,7 @@ def test_every_wait_of_the_tests_has_a_deadline() -> None:
         for path in sorted(TESTS.rglob("*.py"))
         if (lines := list(find_endless_waits(ast.parse(path.read_text(encoding="utf-8")))))
     }
-    assert found == {}, "take bounded, run_program, run_threads or DEADLINE_S of tests/kit/waits.py"
+    assert found == {}, "take until, bounded, run_program, run_threads or DEADLINE_S of tests/kit/waits.py"
 
 
 @pytest.mark.parametrize(
@@ -443,6 +443,8 @@ def test_every_wait_of_the_tests_has_a_deadline() -> None:
         ("async def test_x(): await event.wait()", [1]),
         ("async def test_x(): await bounded(event.wait())", []),
         ("async def test_x():\n async def double(): await event.wait()", []),
+        ("async def test_x():\n while not is_done:\n  await asyncio.sleep(0)", [2]),
+        ("async def test_x(): await until(lambda: is_done)", []),
     ],
 )
 def test_a_wait_without_a_deadline_is_found(text: str, found: list[int]) -> None:
@@ -458,6 +460,10 @@ def find_endless_waits(node: ast.AST, *, is_test: bool = False) -> Iterator[int]
             return
         case ast.Call(func=ast.Name(id="bounded") | ast.Attribute(attr="wait_for")):
             return
+        case ast.While(
+            body=[ast.Expr(value=ast.Await(value=ast.Call(func=ast.Attribute(attr="sleep"))))]
+        ) if is_test:
+            yield node.lineno
         case ast.Await(value=ast.Call(func=ast.Attribute(attr="wait" | "acquire" | "readline"), args=[])):
             if is_test:
                 yield node.lineno

@@ -1,11 +1,12 @@
 """What one gateway knows of all gateways of its database: their release, their leases, and what each leads; and its own risks."""
 
-import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.kit.waits import until
 from tollway import __version__
 from tollway.app.lifecycle import App
 from tollway.config.settings import load_settings
@@ -51,10 +52,8 @@ async def test_a_gateway_knows_the_release_and_the_duties_of_all(
     url = request.getfixturevalue(url_of)
     async with AsyncExitStack() as stack:
         apps = [await stack.enter_async_context(make_app(url, port=8402 + number)) for number in range(count)]
-        async with asyncio.timeout(DEADLINE_S):
-            for app in apps:
-                while not await knows_all(app, count):
-                    await asyncio.sleep(0.01)
+        for app in apps:
+            await until(partial(knows_all, app, count))
         for app in apps:
             gateways = {one.owner_id: one for one in await app.fleet_view.list_gateways()}
             assert gateways.keys() == {one.ledger.owner_id for one in apps}

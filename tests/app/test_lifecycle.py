@@ -21,7 +21,8 @@ from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.ledger_records import NOW_MS, PAYER, claim_on, new_payment
 from tests.kit.listings import sample_listing
 from tests.kit.threaded_server import serve_in_thread
-from tests.kit.upstream import plain, run_upstream, say_nothing, until
+from tests.kit.upstream import plain, run_upstream, say_nothing
+from tests.kit.waits import until
 from tollway.app.lifecycle import DEBUG_S, App, run
 from tollway.app.runtime import now_ms
 from tollway.config.settings import Settings

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.kit.waits import bounded
+from tests.kit.waits import bounded, until
 from tollway.app.runtime import BackgroundTaskGroup
 from tollway.observability.background import TaskName
 
@@ -58,8 +58,7 @@ async def test_a_chore_that_fails_while_it_is_ended_ends() -> None:
     async with BackgroundTaskGroup() as tasks:
         tasks.start_periodic(NAME, 0.001, sweep)
         running += tasks._tasks
-        while not running[0].done():
-            await asyncio.sleep(0)
+        await until(lambda: running[0].done())
     assert running[0].cancelled()
 
 

@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 from tests.kit.gateway import CHAIN, PAY_TO, USDC
 from tests.kit.listings import sample_listing
 from tests.kit.payer import KeyWallet
-from tests.kit.upstream import LoopbackUpstream, plain, run_upstream, until
-from tests.kit.waits import DEADLINE_S
+from tests.kit.upstream import LoopbackUpstream, plain, run_upstream
+from tests.kit.waits import DEADLINE_S, until
 from tollway.app import span_queue
 from tollway.app.lifecycle import App
 from tollway.config.settings import load_settings

@@ -12,7 +12,8 @@ import pytest
 from tests.app.test_lifecycle import settings
 from tests.kit.ledger_records import PAYEE, PROVIDER, new_payment
 from tests.kit.listings import sample_listing
-from tests.kit.upstream import LoopbackUpstream, plain, run_upstream, until
+from tests.kit.upstream import LoopbackUpstream, plain, run_upstream
+from tests.kit.waits import until
 from tollway.app.lifecycle import App
 from tollway.app.runtime import now_ms
 from tollway.app.webhooks import DOWN_WINDOW_MS
@@ -66,15 +67,12 @@ async def is_active(app: App, wallet: Address = PROVIDER) -> bool:
 
 async def wait_active(app: App, wallet: Address = PROVIDER) -> None:
     """Until this gateway writes events of the wallet and the endpoint counts from now on."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not (
-            await is_active(app, wallet) and app.events.is_watched(wallet, EventType.PAYMENT_CREDITED)
-        ):
-            await asyncio.sleep(0.005)
-        (endpoint,) = await app.webhook_services.store.list_of(wallet)
-        assert endpoint.active_from_ms is not None
-        while app.ledger.shared_ms() < endpoint.active_from_ms:
-            await asyncio.sleep(0.05)
+    await until(lambda: is_active(app, wallet))
+    await until(lambda: app.events.is_watched(wallet, EventType.PAYMENT_CREDITED))
+    (endpoint,) = await app.webhook_services.store.list_of(wallet)
+    active_from_ms = endpoint.active_from_ms
+    assert active_from_ms is not None
+    await until(lambda: app.ledger.shared_ms() >= active_from_ms)
 
 
 def types_of(receiver: LoopbackUpstream) -> list[str]:
@@ -121,8 +119,7 @@ async def test_listings_of_an_origin_that_is_down_have_one_event(
     await register(app, receiver)
     await wait_active(app)
     # Not at the end of a window of time, where the next one begins.
-    while DOWN_WINDOW_MS - app.ledger.shared_ms() % DOWN_WINDOW_MS < 10_000:
-        await asyncio.sleep(0.1)
+    await until(lambda: DOWN_WINDOW_MS - app.ledger.shared_ms() % DOWN_WINDOW_MS >= 10_000)
     for _ in range(2):
         for _ in range(app.settings.limits.dial_failures_max):
             app.reputation_services.breaker.record_failed(down)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.kit.payer import CHAIN, USDC
 from tests.kit.settlement import LISTING, SettlementHarness, make_gas_key
+from tests.kit.waits import DEADLINE_S, until
 from tollway.app.asgi_wiring import make_mpp_challenger
 from tollway.app.observation import make_settlement_metrics
 from tollway.app.runtime import BackgroundTaskGroup
@@ -79,11 +80,11 @@ async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> No
         async with BackgroundTaskGroup() as tasks:
             settlement_services.start(tasks, recovery_leadership=recovery_leadership(database))
             looks = harness.chain.request_count
-            while harness.chain.request_count < looks + 3:
-                await asyncio.sleep(0.001)
+            await until(lambda: harness.chain.request_count >= looks + 3)
             harness.chain.reconnect(CHAIN)
-            while await call.read_state() is not CallState.CONSUMED:
-                await asyncio.sleep(0.001)
+            async with asyncio.timeout(DEADLINE_S):
+                while await call.read_state() is not CallState.CONSUMED:
+                    await asyncio.sleep(0.001)
         await settlement_services.close()
 
 
@@ -139,8 +140,7 @@ async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> N
         await settlement_services.open()
         async with BackgroundTaskGroup() as tasks:
             settlement_services.start(tasks, recovery_leadership=recovery_leadership(database))
-            while not settlement_services.settlement.is_offered(USDC, 10_000, LISTING):
-                await asyncio.sleep(0.001)
+            await until(lambda: settlement_services.settlement.is_offered(USDC, 10_000, LISTING))
             call = await harness.claim()
             assert isinstance(await settlement_services.settlement.settle(call.order()), Settled)
         await settlement_services.close()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.client.conftest import do, sums
-from tests.kit.waits import DEADLINE_S
+from tests.kit.waits import DEADLINE_S, until
 from tollway.body_text import MEMBERS_MAX
 from tollway.client import (
     AsyncTollwayClient,
@@ -615,8 +615,7 @@ async def test_a_call_that_is_cancelled_leaves_its_authorisation_to_the_same_req
     async with AsyncTollwayClient(GATEWAY, **client_options) as client:
         async with asyncio.TaskGroup() as group:
             call = group.create_task(client.call(API))
-            while not gateway.cashed:
-                await asyncio.sleep(0)
+            await until(lambda: gateway.cashed)
             call.cancel()
         assert call.cancelled()
         assert [signed.state for signed in client.authorizations()] == ["open"]

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, text
 
-from tests.kit.waits import DEADLINE_S
+from tests.kit.waits import DEADLINE_S, until
 from tollway.errors import StorageUnavailable
 from tollway.storage.engine import postgres
 from tollway.storage.engine.postgres import (
@@ -72,8 +72,7 @@ async def end_sessions(operator: Any) -> None:
     """Ends all sessions of the database but the operator's."""
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     await operator.execute(f"SELECT pg_terminate_backend(pid) {others}")
-    while await operator.fetchval(f"SELECT count(*) {others}"):
-        await asyncio.sleep(0.01)
+    await until(lambda: operator.fetchval(f"SELECT count(*) = 0 {others}"))
 
 
 async def test_sessions_that_ended_while_idle_cause_no_failure(
@@ -81,8 +80,7 @@ async def test_sessions_that_ended_while_idle_cause_no_failure(
 ) -> None:
     await asyncio.gather(*(database.write(run(f"INSERT INTO t VALUES ({n})")) for n in range(5)))
     await end_sessions(operator)
-    while not all(one.is_closed() for one in opened):  # the event loop may not have read their ends
-        await asyncio.sleep(0.01)
+    await until(lambda: all(one.is_closed() for one in opened))
     assert await numbers(database) == list(range(5))
     await database.write(run("INSERT INTO t VALUES (5)"))
     assert await numbers(database) == list(range(6))
@@ -175,8 +173,8 @@ async def lonely(operator: Any, postgres_url: str) -> AsyncIterator[None]:
 async def reload(operator: Any, expected: str) -> None:
     await operator.execute("SET synchronous_commit = local")
     await operator.execute("SELECT pg_reload_conf()")
-    while await operator.fetchval("SHOW synchronous_standby_names") != expected:
-        await asyncio.sleep(0.01)
+    shown = "SELECT current_setting('synchronous_standby_names') = $1"
+    await until(lambda: operator.fetchval(shown, expected))
 
 
 async def wait_until_commits_wait(operator: Any, postgres_url: str) -> None:

@@ -192,9 +192,8 @@ async def set_standby(operator: Any, name: str) -> None:
     await operator.execute("SET synchronous_commit = local")
     await operator.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
     await operator.execute("SELECT pg_reload_conf()")
-    async with asyncio.timeout(DEADLINE_S):
-        while await operator.fetchval("SHOW synchronous_standby_names") != name:
-            await asyncio.sleep(0.01)
+    shown = "SELECT current_setting('synchronous_standby_names') = $1"
+    await until(lambda: operator.fetchval(shown, name))
 
 
 async def test_a_file_that_another_process_writes_is_waited_for_twice_not_by_each(

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -16,7 +16,7 @@ from sqlalchemy import Executable
 
 from tests.kit.chain import MemoryChain
 from tests.kit.fixed_limits import load_with_fixed_limits
-from tests.kit.waits import DEADLINE_S
+from tests.kit.waits import DEADLINE_S, until
 from tollway.app.doctor_findings import Finding
 from tollway.app.lifecycle import App
 from tollway.cli.doctor import examine
@@ -94,12 +94,6 @@ class AwayAtFirst(PostgresDatabase):
         if self.is_away:
             raise StorageUnavailable
         return await super().read(work)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not is_so():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

@@ -625,8 +625,7 @@ async def test_claims_with_an_unfinal_maximum_take_turns_by_wallet(
         for stripe in range(STRIPES):
             await operator.execute("SELECT pg_advisory_xact_lock($1, $2)", LOCK_SPACE, stripe)
         claiming = start(ledger.ledger.claim(claim_on(payment)))
-        while not (claiming.done() or await operator.fetchval(waiting)):
-            await asyncio.sleep(0.01)
+        await until(lambda: claiming.done() or operator.fetchval(waiting))
         assert not claiming.done()
     assert isinstance(await claiming, Claimed)
     await ledger.close()

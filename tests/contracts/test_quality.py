@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from tests.kit.listings import sample_listing
-from tests.kit.waits import DEADLINE_S
+from tests.kit.waits import DEADLINE_S, until
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import Catalog, ListingQuery
 from tollway.registry.quality import (
@@ -162,8 +162,7 @@ async def test_a_sum_waits_for_another_one_and_contains_later_additions(
     async with asyncio.TaskGroup() as group, asyncio.timeout(DEADLINE_S), operator.transaction():
         await operator.execute("SELECT id FROM listing WHERE id = $1 FOR NO KEY UPDATE", ONE)
         summing = group.create_task(book.update_sums([ONE], today=TODAY))
-        while not summing.done() and not await operator.fetchval(waiting):
-            await asyncio.sleep(0.001)
+        await until(lambda: summing.done() or operator.fetchval(waiting))
         await book.add({(ONE, FAST): 20}, day=TODAY)  # without a wait
         assert not summing.done()
     assert summing.result() == {ONE: 20}

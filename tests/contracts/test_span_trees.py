@@ -15,7 +15,8 @@ from tests.kit.ledger_records import claim_on, close_of
 from tests.kit.payer import Payer
 from tests.kit.span_trees import SpanTrees, TracedGateways, draw, open_traced_gateways, read_attributes
 from tests.kit.storage_faults import FaultyLedger
-from tests.kit.upstream import hang_up, plain, raw, say_nothing, until
+from tests.kit.upstream import hang_up, plain, raw, say_nothing
+from tests.kit.waits import until
 from tests.observability.test_call_trace import make_sampler
 from tollway.errors import StorageUnavailable
 from tollway.ids import format_network, read_id_entropy

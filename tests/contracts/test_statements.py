@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import bindparam, delete, event, insert, select, text, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
-from tests.kit.waits import DEADLINE_S
+from tests.kit.waits import DEADLINE_S, until
 from tollway.errors import StorageUnavailable
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.statements import Prepared, Within, execute_text
@@ -141,9 +141,8 @@ async def test_a_caller_that_leaves_during_a_statement_does_not_affect_the_next(
 
     asleep = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
     task = asyncio.get_running_loop().create_task(postgres_database.write(work))
+    await until(lambda: postgres_database.read(lambda connection: connection.execute(asleep).scalar()))
     async with asyncio.timeout(DEADLINE_S):
-        while not await postgres_database.read(lambda connection: connection.execute(asleep).scalar()):
-            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

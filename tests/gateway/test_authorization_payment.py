@@ -14,7 +14,8 @@ from tests.kit.payer import (
     has_terms,
     read_receipt,
 )
-from tests.kit.upstream import Arrived, hang_up, plain, raw, until
+from tests.kit.upstream import Arrived, hang_up, plain, raw
+from tests.kit.waits import until
 from tollway.chain.port import ContractResult
 from tollway.ledger.records import CallState, Delivery, Dialect, Rail
 from tollway.registry.listing import ChargeOn

@@ -15,7 +15,8 @@ from tests.kit.payer import (
     has_terms,
     read_receipt,
 )
-from tests.kit.upstream import Arrived, plain, until
+from tests.kit.upstream import Arrived, plain
+from tests.kit.waits import until
 from tollway.ledger.records import CallState, Dialect
 
 PRICE = 10_000

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.gateway import open_gateway
 from tests.kit.payer import Payer, has_terms
 from tests.kit.proxy_requests import GivenBody, sample_request
-from tests.kit.upstream import until
+from tests.kit.waits import until
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.body import (
     EMPTY_BODY,

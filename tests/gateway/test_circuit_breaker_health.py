@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from tests.kit.upstream import until
+from tests.kit.waits import until
 from tollway.errors import UpstreamUnreachable
 from tollway.gateway.circuit_breaker import PROBES_AT_ONCE, CircuitBreaker, HealthCheck
 from tollway.limits import Limits

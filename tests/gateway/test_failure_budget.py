@@ -10,7 +10,8 @@ import pytest
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Payer, has_terms
-from tests.kit.upstream import Arrived, plain, until
+from tests.kit.upstream import Arrived, plain
+from tests.kit.waits import until
 from tollway.gateway import failure_budget
 from tollway.gateway.failure_budget import FailureBudget
 from tollway.limits import DEFAULT_LIMITS

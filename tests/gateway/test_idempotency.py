@@ -10,7 +10,8 @@ import pytest
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Edit, KeyWallet, Payer, has_terms, is_replayed, read_receipt
-from tests.kit.upstream import Arrived, hang_up, plain, until
+from tests.kit.upstream import Arrived, hang_up, plain
+from tests.kit.waits import until
 from tests.model.ledger import MemoryLedger
 from tollway.ids import ListingId
 from tollway.ledger.ledger import Claim, ClaimOutcome

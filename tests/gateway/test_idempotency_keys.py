@@ -11,7 +11,8 @@ from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Payer, has_terms, is_replayed
 from tests.kit.storage_faults import BlindLedger
-from tests.kit.upstream import Arrived, hang_up, plain, until
+from tests.kit.upstream import Arrived, hang_up, plain
+from tests.kit.waits import until
 from tests.model.ledger import MemoryLedger
 from tollway.ids import Address
 from tollway.ledger.records import CallState, Dialect

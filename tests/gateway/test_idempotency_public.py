@@ -12,7 +12,8 @@ import pytest
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CALLS, PUBLIC_URL, USDC, InProcessGateway, open_gateway
 from tests.kit.payer import CHAIN, KeyWallet, Payer, has_terms, is_replayed
-from tests.kit.upstream import Arrived, hang_up, plain, until
+from tests.kit.upstream import Arrived, hang_up, plain
+from tests.kit.waits import until
 from tollway.gateway.idempotency import ClientNetworks
 from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.signatures import eip191_digest

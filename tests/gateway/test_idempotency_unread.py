@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Payer
-from tests.kit.upstream import until
+from tests.kit.waits import until
 
 KEY = ("Idempotency-Key", "k1")
 

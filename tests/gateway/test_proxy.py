@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
-from tests.kit.upstream import Arrived, hang_up, plain, raw, say_nothing, until
+from tests.kit.upstream import Arrived, hang_up, plain, raw, say_nothing
+from tests.kit.waits import until
 from tollway.errors import ChainUnavailable, TollwayError
 from tollway.gateway.circuit_breaker import HealthCheck
 from tollway.ledger.ledger import Close, Closed, Fenced

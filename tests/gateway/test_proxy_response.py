@@ -7,7 +7,8 @@ import pytest
 
 from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer
-from tests.kit.upstream import Answerer, Arrived, plain, raw, until
+from tests.kit.upstream import Answerer, Arrived, plain, raw
+from tests.kit.waits import until
 from tollway.gateway.response_body import ResponseRecorder
 from tollway.ledger.ledger import StoredResponse
 from tollway.ledger.records import CallState, Dialect

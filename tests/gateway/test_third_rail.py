@@ -12,8 +12,9 @@ from tests.kit.asgi_exchange import HeaderPairs
 from tests.kit.gateway import USDC, InProcessGateway
 from tests.kit.payer import KeyWallet, Payer, has_terms
 from tests.kit.ports import find_low_port
-from tests.kit.upstream import Answerer, Arrived, hang_up, plain, raw, until
+from tests.kit.upstream import Answerer, Arrived, hang_up, plain, raw
 from tests.kit.voucher_rail import VoucherRail, format_voucher, open_voucher_gateway
+from tests.kit.waits import until
 from tollway.ledger.records import CallState, Delivery, Dialect, Rail
 from tollway.money import Price
 

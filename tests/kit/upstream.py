@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from tests.kit.waits import DEADLINE_S
+from tests.kit.waits import until
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +85,6 @@ class RawServer:
         self.ended = 0
         self.port = 0
         self.writers: list[asyncio.StreamWriter] = []
-        self._serving: set[asyncio.Task[None] | None] = set()
 
     @property
     def url(self) -> str:
@@ -94,36 +93,43 @@ class RawServer:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         self.writers.append(writer)
-        self._serving.add(task := asyncio.current_task())
         try:
             await self.handle(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             self.ended += 1
-            self._serving.discard(task)
             writer.transport.abort() if writer.is_closing() else writer.close()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         raise NotImplementedError
+
+    def stop(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
 
     @asynccontextmanager
     async def listen(
         self, host: str = "127.0.0.1", *, port: int = 0, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[asyncio.Server]:
         """Its end ends every connection."""
-        server = await asyncio.start_server(self.serve, host, port, limit=2**20, backlog=4_096, ssl=tls)
+        serving: set[asyncio.Task[None]] = set()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.get_running_loop().create_task(self.serve(reader, writer))
+            serving.add(task)
+            task.add_done_callback(serving.discard)
+
+        server = await asyncio.start_server(accept, host, port, limit=2**20, backlog=4_096, ssl=tls)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield server
         finally:
             server.close()
-            for writer in self.writers:
-                writer.transport.abort()
-            for task in self._serving:
-                assert task is not None
+            self.stop()
+            for task in serving:
                 task.cancel()
-            await until(lambda: self.ended == self.accepted)
+            await until(lambda: not serving)
 
 
 class LoopbackUpstream(RawServer):
@@ -203,10 +209,3 @@ def _parse_head(head: bytes) -> Arrived:
     method, target, _ = line.split(" ", 2)
     headers = tuple((name, value.strip()) for name, _, value in (one.partition(":") for one in lines))
     return Arrived(method=method, target=target, headers=headers)
-
-
-async def until(condition: Callable[[], bool], *, deadline_s: float = DEADLINE_S) -> None:
-    """Returns once `condition` holds; TimeoutError after the deadline."""
-    async with asyncio.timeout(deadline_s):
-        while not condition():
-            await asyncio.sleep(0.001)

@@ -23,10 +23,11 @@ class ProgramResult(NamedTuple):
     errors: str
 
 
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not is_true():
-            await asyncio.sleep(0)
+async def until(test: Callable[[], object], *, deadline_s: float = DEADLINE_S) -> None:
+    """Returns once the result of `test`, which may be a coroutine function, is true."""
+    async with asyncio.timeout(deadline_s):
+        while not (await found if isinstance(found := test(), Awaitable) else found):
+            await asyncio.sleep(0.001)
 
 
 async def bounded(wait: Awaitable[T]) -> T:

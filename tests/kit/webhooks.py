@@ -12,6 +12,7 @@ from sqlalchemy import select, text, update
 
 from tests.kit.ledger_records import NOW_MS, PROVIDER
 from tests.kit.stores import make_sealer
+from tests.kit.waits import until
 from tollway.chain.networks import PRESETS
 from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -225,8 +226,7 @@ class ScriptedSending:
         await self.settle()
 
     async def settle(self) -> None:
-        while len(self._tasks) > len(self.receivers.waiting):
-            await asyncio.sleep(0)
+        await until(lambda: len(self._tasks) <= len(self.receivers.waiting))
 
     async def pass_deadline(self, *, after_s: float = 15.0) -> None:
         """The deadline of all attempts that run."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from tests.kit.waits import until
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.observability.background import (
     BackgroundTask,
@@ -240,14 +241,12 @@ async def test_a_task_on_demand_rests_after_a_failure_only() -> None:
             await asyncio.Event().wait()
 
     running = asyncio.get_running_loop().create_task(task.repeat_on_demand(work))
-    while runs < 3 or not task.failures:
-        await asyncio.sleep(0)
+    await until(lambda: runs >= 3 and task.failures)
     for _ in range(5):
         await asyncio.sleep(0)
     assert runs == 3
     task.wake()
-    while runs < 5:
-        await asyncio.sleep(0)
+    await until(lambda: runs >= 5)
     running.cancel()
     await asyncio.wait([running])
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.kit.upstream import RawServer, reset_connection, until
-from tests.kit.waits import bounded
+from tests.kit.upstream import RawServer, reset_connection
+from tests.kit.waits import bounded, until
 from tollway.errors import (
     Code,
     EndpointNotAllowed,

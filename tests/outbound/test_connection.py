@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.kit.upstream import until
+from tests.kit.waits import until
 from tollway.outbound.connection import (
     FIRST_READ_BYTES,
     HEAD_READ_BYTES,

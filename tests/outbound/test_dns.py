@@ -14,6 +14,7 @@ import dns.rcode
 import dns.rrset
 import pytest
 
+from tests.kit.waits import until
 from tollway.outbound.dns import (
     OTHER_THREADS_MAX,
     QUICK_S,
@@ -77,9 +78,7 @@ class Harness:
             self._group.create_task(self.ask(host))
 
     async def until_running(self, count: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while self.resolver.running != count:
-                await asyncio.sleep(0.002)
+        await until(lambda: self.resolver.running == count)
 
     async def let_go(self) -> None:
         """What hangs ends, and what comes after it may hang again."""

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.kit.upstream import RawServer, until
+from tests.kit.upstream import RawServer
+from tests.kit.waits import until
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.connection import Connection
 from tollway.outbound.policy import Endpoint, parse_endpoint

@@ -19,6 +19,7 @@ from tests.kit.settlement import (
     settlement_rules,
 )
 from tests.kit.upstream import LoopbackUpstream, hang_up, plain, run_upstream, say_nothing
+from tests.kit.waits import until
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.ids import Address
 from tollway.ledger.records import CallState, Cover
@@ -115,8 +116,7 @@ async def test_waits_as_long_as_the_required_depth_takes() -> None:
     async with open_scene(line, block_time_s=20.0, depth=2) as harness:
         line.settling = call = await harness.claim()
         settling = asyncio.get_running_loop().create_task(call.settle())
-        while harness.chain.requests["find_authorization_use", CHAIN] < 2:
-            await asyncio.sleep(0)
+        await until(lambda: harness.chain.requests["find_authorization_use", CHAIN] >= 2)
         assert not settling.done()
         harness.chain.bury(CHAIN, 1)
         assert isinstance(await settling, Settled)

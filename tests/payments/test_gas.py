@@ -19,6 +19,7 @@ from tests.kit.settlement import (
     make_gas_key,
     settlement_rules,
 )
+from tests.kit.waits import until
 from tollway.errors import Code, Problem
 from tollway.ids import ListingId, keccak256
 from tollway.ledger.records import CallState, Cover
@@ -469,8 +470,7 @@ async def test_a_failure_causes_an_early_refresh() -> None:
         looks = harness.chain.requests["fetch_fees", CHAIN]
         async with asyncio.TaskGroup() as group:
             running = group.create_task(harness.gas_budget.run())
-            while harness.chain.requests["fetch_fees", CHAIN] == looks:
-                await asyncio.sleep(0)
+            await until(lambda: harness.chain.requests["fetch_fees", CHAIN] != looks)
             running.cancel()
         harness.gas.away = False
         await harness.gas_budget.refresh()

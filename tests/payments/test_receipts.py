@@ -10,6 +10,7 @@ import pytest
 from tests.kit.chain import MemoryChain, Transaction
 from tests.kit.payer import CHAIN
 from tests.kit.settlement import TOKEN
+from tests.kit.waits import until
 from tollway.chain.port import ChainFacts, NotMined, Quorum
 from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.payments.receipts import ROUNDS_UNTIL_ALL, ReceiptPoller
@@ -38,9 +39,8 @@ async def receipt_poller(chain: MemoryChain) -> AsyncIterator[ReceiptPoller]:
 
 async def rounds(chain: MemoryChain, count: int) -> None:
     """Waits until that number of further requests was sent."""
-    until = chain.requests["fetch_receipts", CHAIN] + count
-    while chain.requests["fetch_receipts", CHAIN] < until:
-        await asyncio.sleep(0)
+    wanted = chain.requests["fetch_receipts", CHAIN] + count
+    await until(lambda: chain.requests["fetch_receipts", CHAIN] >= wanted)
 
 
 async def test_all_waiters_share_one_request(chain: MemoryChain, receipt_poller: ReceiptPoller) -> None:

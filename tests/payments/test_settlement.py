@@ -19,6 +19,7 @@ from tests.kit.settlement import (
     make_gas_key,
     settlement_rules,
 )
+from tests.kit.waits import until
 from tollway.chain.networks import UNIT_NANO
 from tollway.chain.port import SendFault, SendRefused
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
@@ -135,8 +136,7 @@ async def test_a_front_run_between_simulation_and_block_pays_the_call(harness: S
     call = await harness.claim()
     async with asyncio.TaskGroup() as group:
         settling = group.create_task(call.settle())
-        while not harness.chain.broadcasts:
-            await asyncio.sleep(0)
+        await until(lambda: harness.chain.broadcasts)
         call.land()
         harness.chain.mine_sent(CHAIN)
     outcome = settling.result()
@@ -217,8 +217,7 @@ async def test_waits_for_the_depth_that_the_value_requires() -> None:
         call = await harness.claim()
         async with asyncio.TaskGroup() as group:
             settling = group.create_task(call.settle())
-            while not harness.chain.broadcasts:
-                await asyncio.sleep(0)
+            await until(lambda: harness.chain.broadcasts)
             harness.chain.bury(CHAIN, 1)
             for _ in range(20):
                 await asyncio.sleep(0)
@@ -339,8 +338,7 @@ async def test_recovery_finishes_a_settlement_cancelled_at_any_step(harness: Set
     call = await harness.claim()
     async with asyncio.TaskGroup() as group:
         settling = group.create_task(call.settle())
-        while not harness.chain.broadcasts:
-            await asyncio.sleep(0)
+        await until(lambda: harness.chain.broadcasts)
         settling.cancel()
     harness.chain.mine_sent(CHAIN)
     await harness.services.orphans.mark_due()
@@ -485,8 +483,7 @@ async def test_waits_as_long_as_the_required_depth_takes() -> None:
     ):
         call = await harness.claim()
         settling = asyncio.get_running_loop().create_task(call.settle())
-        while harness.chain.requests["fetch_receipts", CHAIN] < 30:  # a few milliseconds from one to the next
-            await asyncio.sleep(0)
+        await until(lambda: harness.chain.requests["fetch_receipts", CHAIN] >= 30)
         assert not settling.done()
         harness.chain.bury(CHAIN, 3)
         assert isinstance(await settling, Settled)

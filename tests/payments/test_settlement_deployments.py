@@ -35,6 +35,7 @@ from tests.kit.settlement import (
     facilitator_at,
     settlement_rules,
 )
+from tests.kit.waits import until
 from tollway.chain.multicall import MULTICALL3, parse_calls
 from tollway.chain.port import ContractResult
 from tollway.chain.tokens import ERC1271_MAGIC
@@ -129,8 +130,7 @@ async def test_calls_at_once_deploy_the_wallet_once(harness: SettlementHarness) 
     harness.chain.is_automining = False
     async with asyncio.TaskGroup() as group:
         settling = [group.create_task(call.settle()) for call in calls]
-        while harness.chain.requests["fetch_authorization", CHAIN] < 2 * len(calls):  # all have simulated it
-            await asyncio.sleep(0.001)
+        await until(lambda: harness.chain.requests["fetch_authorization", CHAIN] >= 2 * len(calls))
         harness.chain.is_automining = True
         harness.chain.mine_sent(CHAIN)
     outcomes = [task.result() for task in settling]
@@ -176,11 +176,9 @@ async def test_deployments_of_many_wallets_in_one_block_look_at_the_chain_once_e
         followers = [await harness.claim(replace(payer, nonce=b"\x08" * 32)) for payer in payers]
         async with asyncio.TaskGroup() as group:
             settling = [group.create_task(call.settle()) for call in calls]
-            while len(chain.broadcasts) < count:
-                await asyncio.sleep(0.001)
+            await until(lambda: len(chain.broadcasts) >= count)
             settling += [group.create_task(call.settle()) for call in followers]
-            while chain.looks[0] < 4 * count:
-                await asyncio.sleep(0.001)
+            await until(lambda: chain.looks[0] >= 4 * count)
             assert len(harness.settlement._wallet_turns) == count
             chain.is_automining = True
             chain.mine_sent(CHAIN)
@@ -201,11 +199,9 @@ async def test_a_call_that_leaves_while_it_waits_leaves_no_entry_of_its_wallet(
     turns = harness.settlement._wallet_turns
     async with asyncio.TaskGroup() as group:
         deploying = group.create_task(first.settle())
-        while not harness.chain.broadcasts:
-            await asyncio.sleep(0.001)
+        await until(lambda: harness.chain.broadcasts)
         waiting = [group.create_task(call.settle()) for call in others]
-        while harness.chain.requests["fetch_authorization", CHAIN] < 6:
-            await asyncio.sleep(0.001)
+        await until(lambda: harness.chain.requests["fetch_authorization", CHAIN] >= 6)
         (turn,) = turns.values()
         assert turn.calls == 3
         for task in waiting:

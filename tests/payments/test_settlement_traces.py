@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from tests.kit.payer import CHAIN
 from tests.kit.settlement import HASTY, SettlementHarness
-from tests.kit.upstream import until
+from tests.kit.waits import until
 from tests.observability.test_call_trace import Sink, make_sampler
 from tollway.chain.port import SendFault, SendRefused
 from tollway.ids import Address, format_network

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.chain import Transaction, authorization_log
 from tests.kit.ledger_records import operator_origin
-from tests.kit.upstream import until
+from tests.kit.waits import until
 from tollway.chain.port import ContractResult, Quorum
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
 from tollway.gateway.call_rates import CallRateLimits

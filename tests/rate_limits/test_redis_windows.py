@@ -14,9 +14,8 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from tests.kit.fixed_limits import load_with_fixed_limits
-from tests.kit.upstream import until
 from tests.kit.valkey import run_valkey
-from tests.kit.waits import DEADLINE_S, bounded
+from tests.kit.waits import DEADLINE_S, bounded, until
 from tollway.app.lifecycle import App
 from tollway.rate_limits.redis_windows import PENDING_MAX, RedisWindows
 

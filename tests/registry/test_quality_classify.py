@@ -8,7 +8,8 @@ import pytest
 
 from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer
-from tests.kit.upstream import Answerer, Arrived, hang_up, plain, raw, say_nothing, until
+from tests.kit.upstream import Answerer, Arrived, hang_up, plain, raw, say_nothing
+from tests.kit.waits import until
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn
 from tollway.registry.quality import FAILED, Bucket, classify

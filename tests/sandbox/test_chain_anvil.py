@@ -10,8 +10,7 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.kit.upstream import until
-from tests.kit.waits import bounded
+from tests.kit.waits import bounded, until
 from tollway.sandbox import chain as anvil_module
 from tollway.sandbox.anvil_binary import AnvilUnavailable
 from tollway.sandbox.chain import ChainDriver, run_anvil

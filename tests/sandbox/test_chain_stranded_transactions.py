@@ -3,6 +3,7 @@
 from eth_account import Account
 
 from tests.kit.stranded_transactions import resend_stranded, resend_stranded_once
+from tests.kit.waits import until
 from tollway.ids import Address
 from tollway.sandbox.chain import ChainDriver
 
@@ -32,6 +33,10 @@ async def count_mined(chain: ChainDriver, sender: str) -> int:
     return int(await chain.rpc("eth_getTransactionCount", sender, "latest"), 16)
 
 
+async def are_mined(chain: ChainDriver, sender: str, count: int) -> bool:
+    return await count_mined(chain, sender) >= count
+
+
 async def test_stranded_transactions_are_sent_again_at_the_second_look(chain: ChainDriver) -> None:
     sender = await strand(chain)
 
@@ -40,8 +45,7 @@ async def test_stranded_transactions_are_sent_again_at_the_second_look(chain: Ch
     assert len(found) == 1
     assert await count_mined(chain, sender) == 1
     assert await resend_stranded_once(chain, found) == frozenset()
-    while await count_mined(chain, sender) < 3:
-        pass
+    await until(lambda: are_mined(chain, sender, 3))
     assert await resend_stranded_once(chain, frozenset()) == frozenset()
 
 
@@ -49,8 +53,7 @@ async def test_looks_go_on_for_as_long_as_the_context_is_open(chain: ChainDriver
     sender = await strand(chain)
 
     async with resend_stranded(chain):
-        while await count_mined(chain, sender) < 3:
-            pass
+        await until(lambda: are_mined(chain, sender, 3))
 
 
 async def test_a_gap_is_left_alone(chain: ChainDriver) -> None:

@@ -12,16 +12,8 @@ import pytest
 
 from tests.kit.ledger_records import NOW_MS, PROVIDER, new_payment
 from tests.kit.stores import InlineDatabase
-from tests.kit.upstream import (
-    Arrived,
-    LoopbackUpstream,
-    hang_up,
-    plain,
-    raw,
-    run_upstream,
-    say_nothing,
-    until,
-)
+from tests.kit.upstream import Arrived, LoopbackUpstream, hang_up, plain, raw, run_upstream, say_nothing
+from tests.kit.waits import until
 from tests.kit.webhooks import WebhookHarness
 from tollway.gateway.request_signing import SigningKey, UpstreamSigner
 from tollway.limits import DEFAULT_LIMITS, Limits

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.kit.waits import until
 from tollway.storage.engine.batch_loader import BatchLoader
 
 
@@ -87,8 +88,7 @@ async def test_after_the_fetching_caller_is_cancelled_another_one_fetches(source
         first, *_ = await start(group, loader, "a")
         waiting = await start(group, loader, "bb")
         first.cancel()
-        while len(source.batches) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: len(source.batches) >= 2)
         leader, *others = waiting
         leader.cancel()
         source.may_answer.set()

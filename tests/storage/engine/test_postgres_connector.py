@@ -6,6 +6,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.kit.waits import until
 from tollway.storage.engine import postgres
 from tollway.storage.engine.postgres import (
     COMMAND_TIMEOUT_S,
@@ -123,8 +124,7 @@ async def test_in_an_outage_one_task_connects_and_the_others_fail_at_once() -> N
     clock.s = RECONNECT_PAUSE_S
     async with asyncio.TaskGroup() as group:
         probe = group.create_task(it.connect_writable(statement_deadline_s=1))
-        while len(servers.dialled) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: len(servers.dialled) >= 2)
         with pytest.raises(NoServerAvailable):
             await it.connect_writable(statement_deadline_s=1)
         silent.set()
@@ -142,8 +142,7 @@ async def test_after_a_cancelled_probe_another_task_may_connect() -> None:
     clock.s = RECONNECT_PAUSE_S
     async with asyncio.TaskGroup() as group:
         probe = group.create_task(it.connect_writable(statement_deadline_s=1))
-        while len(servers.dialled) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: len(servers.dialled) >= 2)
         probe.cancel()
     servers.deeds["one"] = None
     assert await it.connect_writable(statement_deadline_s=1) == "one"

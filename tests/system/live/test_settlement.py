@@ -13,6 +13,7 @@ from tests.kit.gateway_process import poll
 from tests.kit.payer import UndeployedSigner
 from tests.kit.settlement import NodeCall, NodeSettlement
 from tests.kit.undeployed_wallets import CONTRACTS, install_multicall, plan_owned_wallet
+from tests.kit.waits import until
 from tollway.chain.port import ChainFacts
 from tollway.chain.signer import GasKey
 from tollway.ids import Address
@@ -135,8 +136,7 @@ async def test_front_run_in_the_same_block_is_paid(bench: Bench, held: ChainDriv
         call = await bench.claim(desk)
         async with asyncio.TaskGroup() as group:
             settling = group.create_task(desk.settle(call))
-            while not await desk.ledger.attempts_of(call.claim.call_id):
-                await asyncio.sleep(0.005)
+            await until(lambda: desk.ledger.attempts_of(call.claim.call_id))
             await _send_dearly(bench, call)
             await _wait_pending(held, 2)
             await held.mine(1)

@@ -11,8 +11,8 @@ import pytest
 from tests.kit.gateway import NOW_MS, PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.mcp import QUOTES, mcp_context, mcp_request
 from tests.kit.payer import CHAIN, KeyWallet, Payer
-from tests.kit.upstream import Arrived, plain, until
-from tests.kit.waits import bounded
+from tests.kit.upstream import Arrived, plain
+from tests.kit.waits import bounded, until
 from tollway.discovery.argument_check import check_arguments
 from tollway.discovery.tool_results import PAYMENT, PAYMENT_RESPONSE, ToolResult
 from tollway.discovery.tools import GATEWAY_TOOLS, TOOL_RESPONSE_BYTES_MAX, TOOLS_PER_PAGE

@@ -12,6 +12,7 @@ import pytest
 from tests.kit.payer import KeyWallet
 from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import OTHER, READER, RULES, SELLER, THIRD, SignedInHarness, open_signed_in
+from tests.kit.waits import until
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.signatures import eip191_digest
@@ -105,8 +106,7 @@ async def test_reads_of_the_api_and_of_pages_wait_for_the_same_turns() -> None:
             await turns.acquire(wallet)
         async with asyncio.TaskGroup() as group:
             reads = [group.create_task(read(harness, READER)) for read in (read_page, read_signed)]
-            while turns.waiting < len(reads):
-                await asyncio.sleep(0)
+            await until(lambda: turns.waiting >= len(reads))
             assert not any(read.done() for read in reads)
             for wallet in others:
                 turns.release(wallet)

@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CALLS, InProcessGateway, open_gateway
-from tests.kit.upstream import Arrived, plain, say_nothing, until
+from tests.kit.upstream import Arrived, plain, say_nothing
+from tests.kit.waits import until
 from tollway.errors import Refusal
 from tollway.gateway.messages import ClientGone
 from tollway.limits import DEFAULT_LIMITS

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.upstream import until
-from tests.kit.waits import DEADLINE_S
+from tests.kit.waits import DEADLINE_S, until
 from tollway.web.calls.gateway_app import AHEAD_BYTES_MAX, ALL_AHEAD_BYTES_MAX, ClientSocket, ClientSockets
 
 LITTLE = 64 * 1024

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.kit.gateway import CALLS, InProcessGateway, open_gateway, serve
-from tests.kit.upstream import Arrived, until
+from tests.kit.upstream import Arrived
+from tests.kit.waits import until
 from tollway.money import Price
 from tollway.outbound.connection import Connection
 from tollway.web.calls.gateway_app import AHEAD_BYTES_MAX, ALL_AHEAD_BYTES_MAX

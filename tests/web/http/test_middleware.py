@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.upstream import until
+from tests.kit.waits import until
 from tollway.errors import Code, Refusal
 from tollway.limits import Limits
 from tollway.web.http.admission import BODY_RESERVATION, BodyBudget

@@ -27,8 +27,8 @@ from tests.kit.gateway import (
     serve,
     serve_app,
 )
-from tests.kit.upstream import Arrived, plain, raw, say_nothing, until
-from tests.kit.waits import run_program
+from tests.kit.upstream import Arrived, plain, raw, say_nothing
+from tests.kit.waits import run_program, until
 from tollway.ledger.records import CallState, Delivery
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
