@@ -1,14 +1,11 @@
 """Payment steps of the agent document and the payment guide: the gateway accepts the payments that their forms make."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from eth_account import Account
 
+from tests.clients import agent_reader as reader
 from tests.kit.listings import LISTING_ID, PUBLIC_URL, sample_assets, show_listing
 from tollway.discovery.agent_document import describe_for_agents
 from tollway.discovery.payment_guide import describe_payment
@@ -21,20 +18,6 @@ from tollway.payments.x402 import parse_payment
 KEY = "0x" + "11" * 32
 PAYER = Address.parse(Account.from_key(KEY).address)
 HASH = "0x" + "ab" * 32
-
-
-def _load_reader() -> ModuleType:
-    name, path = "tollway_agent_reader", Path(__file__).parent.parent / "clients" / "agent_reader.py"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-reader = _load_reader()
 
 
 ONLY_TX: dict[str, Any] = {"has_mpp": False, "is_offered": lambda asset, units, listing_id: False}

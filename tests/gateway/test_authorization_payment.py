@@ -14,7 +14,7 @@ from tests.kit.payer import (
     has_terms,
     read_receipt,
 )
-from tests.kit.upstream import Arrived, hang_up, plain, raw
+from tests.kit.upstream import Arrived, hang_up, held, plain, raw
 from tests.kit.waits import until
 from tollway.chain.port import ContractResult
 from tollway.ledger.records import CallState, Delivery, Dialect, Rail
@@ -144,13 +144,7 @@ async def test_the_body_waits_at_the_upstream_until_the_money_has_moved(
     """The head is settled before a byte of the body is here."""
     body_may_go = asyncio.Event()
 
-    async def slow(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
-        await writer.drain()
-        await body_may_go.wait()
-        writer.write(b"ok")
-
-    gateway.upstream.answer = slow
+    gateway.upstream.answer = held(body_may_go, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", b"ok")
     asked = await payer.quote()
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(gateway.ask("GET", TARGET, payer.show(asked)))
@@ -400,11 +394,7 @@ async def test_a_request_overtaken_by_the_same_authorisation_gets_no_402(
     """The ledger has no claim when the second request arrives, and the chain look-up refuses it afterwards."""
     may_answer = asyncio.Event()
 
-    async def held(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        await may_answer.wait()
-        await plain()(arrived, writer)
-
-    gateway.upstream.answer = held
+    gateway.upstream.answer = held(may_answer)
     chain = gateway.chain
     shown = payer.show(await payer.quote(), nonce=NONCE)
     async with asyncio.TaskGroup() as group:

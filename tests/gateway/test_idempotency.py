@@ -10,7 +10,7 @@ import pytest
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Edit, KeyWallet, Payer, has_terms, is_replayed, read_receipt
-from tests.kit.upstream import Arrived, hang_up, plain
+from tests.kit.upstream import Arrived, hang_up, held, plain
 from tests.kit.waits import until
 from tests.model.ledger import MemoryLedger
 from tollway.ids import ListingId
@@ -125,11 +125,7 @@ async def test_a_key_at_another_listing_is_another_request(gateway: InProcessGat
 async def test_a_key_of_a_call_that_runs_is_in_progress(gateway: InProcessGateway, payer: Payer) -> None:
     may_answer = asyncio.Event()
 
-    async def held(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        await may_answer.wait()
-        await plain()(arrived, writer)
-
-    gateway.upstream.answer = held
+    gateway.upstream.answer = held(may_answer)
     asked = await payer.quote()
     shown = payer.show(asked)
     async with asyncio.TaskGroup() as group:
@@ -468,10 +464,7 @@ async def test_a_streamed_body_is_recognised_by_its_hash(
 async def test_a_repeat_that_would_run_again_must_fit(gateway: InProcessGateway, payer: Payer) -> None:
     """A safe method with a body that is too long to keep: the call is held, and the response has that state."""
 
-    async def hang(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        raise ConnectionAbortedError
-
-    gateway.upstream.answer = hang
+    gateway.upstream.answer = hang_up
     shown = payer.show(await payer.quote())
     assert (await gateway.ask("GET", TARGET, shown, LONG)).status == 504
     answer = await gateway.ask("GET", TARGET, shown, LONG)
@@ -507,13 +500,8 @@ async def test_under_a_key_an_answer_is_read_on_and_kept_when_its_caller_leaves(
 ) -> None:
     may_go_on = asyncio.Event()
 
-    async def slow(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"x" * 50_000)
-        await writer.drain()
-        await may_go_on.wait()
-        writer.write(b"y" * 50_000)
-
-    gateway.upstream.answer = slow
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
+    gateway.upstream.answer = held(may_go_on, head + b"x" * 50_000, b"y" * 50_000)
     shown = payer.show(await payer.quote())
     exchange = gateway.open("GET", TARGET, [*shown, *KEY])
     async with asyncio.TaskGroup() as group:
@@ -533,12 +521,8 @@ async def test_under_a_key_an_answer_is_read_on_and_kept_when_its_caller_leaves(
 async def test_without_a_key_a_caller_that_leaves_ends_the_call(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
-    async def endless(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"x" * 50_000)
-        await writer.drain()
-        await asyncio.Event().wait()
-
-    gateway.upstream.answer = endless
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
+    gateway.upstream.answer = held(asyncio.Event(), head + b"x" * 50_000, b"")
     exchange = gateway.open("GET", TARGET, payer.show(await payer.quote()))
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(gateway.run(exchange))

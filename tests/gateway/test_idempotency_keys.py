@@ -11,7 +11,7 @@ from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Payer, has_terms, is_replayed
 from tests.kit.storage_faults import BlindLedger
-from tests.kit.upstream import Arrived, hang_up, plain
+from tests.kit.upstream import Arrived, hang_up, held, plain
 from tests.kit.waits import until
 from tests.model.ledger import MemoryLedger
 from tollway.ids import Address
@@ -235,13 +235,8 @@ async def test_while_an_answer_is_read_its_repeat_is_in_progress_and_then_gets_i
 ) -> None:
     may_go_on = asyncio.Event()
 
-    async def slow(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"x" * 50_000)
-        await writer.drain()
-        await may_go_on.wait()
-        writer.write(b"y" * 50_000)
-
-    gateway.upstream.answer = slow
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
+    gateway.upstream.answer = held(may_go_on, head + b"x" * 50_000, b"y" * 50_000)
     async with asyncio.TaskGroup() as group:
         first = group.create_task(harness.ask())
         await until(lambda: gateway.served == 1)
@@ -431,11 +426,7 @@ async def test_a_claim_that_was_overtaken_by_a_running_call_gets_in_progress(
 ) -> None:
     may_answer = asyncio.Event()
 
-    async def held(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        await may_answer.wait()
-        await plain()(arrived, writer)
-
-    blind.upstream.answer = held
+    blind.upstream.answer = held(may_answer)
     async with asyncio.TaskGroup() as group:
         first = group.create_task(blind_harness.ask())
         await until(lambda: blind.served == 1)

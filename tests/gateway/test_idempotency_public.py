@@ -12,7 +12,7 @@ import pytest
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CALLS, PUBLIC_URL, USDC, InProcessGateway, open_gateway
 from tests.kit.payer import CHAIN, KeyWallet, Payer, has_terms, is_replayed
-from tests.kit.upstream import Arrived, hang_up, plain
+from tests.kit.upstream import Arrived, hang_up, held, plain
 from tests.kit.waits import until
 from tollway.gateway.idempotency import ClientNetworks
 from tollway.identity.http_signatures import SignedRequest, signature_headers
@@ -126,11 +126,7 @@ async def test_a_running_repeat_is_reported_to_its_caller_only(
     await gateway.recover_chain()
     may_answer = asyncio.Event()
 
-    async def held(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        await may_answer.wait()
-        await plain()(arrived, writer)
-
-    gateway.upstream.answer = held
+    gateway.upstream.answer = held(may_answer)
     async with asyncio.TaskGroup() as group:
         repeat = group.create_task(gateway.ask("GET", TARGET, shown, client=HERE))
         await until(lambda: gateway.served == 2)

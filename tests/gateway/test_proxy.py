@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
-from tests.kit.upstream import Arrived, hang_up, plain, raw, say_nothing
+from tests.kit.upstream import Arrived, hang_up, held, plain, raw, say_nothing
 from tests.kit.waits import until
 from tollway.errors import ChainUnavailable, TollwayError
 from tollway.gateway.circuit_breaker import HealthCheck
@@ -372,11 +372,7 @@ async def test_a_nonce_of_a_running_call_gets_in_progress(gateway: InProcessGate
     await gateway.publish()
     release = asyncio.Event()
 
-    async def answer_later(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        await release.wait()
-        await plain()(arrived, writer)
-
-    gateway.upstream.answer = answer_later
+    gateway.upstream.answer = held(release)
     payment = await gateway.pay(30_000)
     proof = gateway.bound_proof(payment.tx_hash)
     async with running(gateway, gateway.open(headers=proof)) as first:

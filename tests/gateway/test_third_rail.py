@@ -12,7 +12,7 @@ from tests.kit.asgi_exchange import HeaderPairs
 from tests.kit.gateway import USDC, InProcessGateway
 from tests.kit.payer import KeyWallet, Payer, has_terms
 from tests.kit.ports import find_low_port
-from tests.kit.upstream import Answerer, Arrived, hang_up, plain, raw
+from tests.kit.upstream import Answerer, Arrived, hang_up, held, plain, raw
 from tests.kit.voucher_rail import VoucherRail, format_voucher, open_voucher_gateway
 from tests.kit.waits import until
 from tollway.ledger.records import CallState, Delivery, Dialect, Rail
@@ -260,12 +260,8 @@ async def test_only_the_run_that_holds_the_call_lowers_it_and_only_once(
     assert spent_units(gateway, rail) == MAXIMUM
     may_go_on = asyncio.Event()
 
-    async def late(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 19000\r\n\r\n" + b"x" * 12_000)
-        await may_go_on.wait()
-        writer.write(b"x" * 7_000)
-
-    gateway.upstream.answer = late
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 19000\r\n\r\n"
+    gateway.upstream.answer = held(may_go_on, head + b"x" * 12_000, b"x" * 7_000)
     async with asyncio.TaskGroup() as group:
         group.create_task(gateway.ask("POST", TARGET, [show(gateway), KEY], [b"{}"]))
         await until(lambda: is_charged(gateway, rail))
@@ -436,11 +432,7 @@ async def test_a_counter_for_five_calls_serves_five_of_twenty(
     may_answer = asyncio.Event()
     body = b"x" * 12_000
 
-    async def gated(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        await may_answer.wait()
-        await plain(body)(arrived, writer)
-
-    gateway.upstream.answer = gated
+    gateway.upstream.answer = held(may_answer, body=body)
     exchanges = [gateway.open("GET", TARGET, [show(gateway)]) for _ in range(20)]
     async with asyncio.TaskGroup() as group:
         for exchange in exchanges:

@@ -67,6 +67,19 @@ def plain(body: bytes = b"ok", *, status: int = 200, headers: tuple[str, ...] = 
     return answer
 
 
+def held(may_answer: asyncio.Event, *parts: bytes, body: bytes = b"ok") -> Answerer:
+    """A well-made answer after the event; or `parts`, the last of them after the event."""
+
+    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        for part in parts[:-1]:
+            writer.write(part)
+        await writer.drain()
+        await may_answer.wait()
+        await (raw(parts[-1]) if parts else plain(body))(arrived, writer)
+
+    return answer
+
+
 async def hang_up(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
     """No answer at all: the connection ends."""
     raise ConnectionAbortedError

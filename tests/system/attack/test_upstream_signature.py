@@ -2,16 +2,12 @@
 line have: against a production process, and judged by the provider's verifier and by one of other people.
 """
 
-import importlib.util
 import json
 import os
 import secrets
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -19,33 +15,19 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 
+from tests.clients import stock_clients as stock
 from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tests.system.attack.attacked_gateway import free_listing
 from tollway.client.provider import ForwardedRefused, ForwardedVerifier
 from tollway.client.wallet import Wallet
 from tollway.gateway.request_signing import UpstreamSigner, cover_body, format_digest
 
-CLIENTS = Path(__file__).parent.parent.parent / "clients"
 LONG = os.environ.get("ATTACK") == "long"
 FORGERIES = 2_000 if LONG else 300
 LARGE = b"x" * 150_000
 OLD, NEW = secrets.token_hex(32), secrets.token_hex(32)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def _load_stock_clients() -> ModuleType:
-    name = "tollway_stock_clients"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, CLIENTS / "stock_clients.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-stock = _load_stock_clients()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

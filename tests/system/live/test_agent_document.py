@@ -3,19 +3,16 @@ payment guide that the document links to, it pays by a transaction and over MCP,
 """
 
 import base64
-import importlib.util
 import json
 import re
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from tests.clients import agent_reader as reader
 from tests.kit.gateway_process import poll
 from tests.kit.listings import realistic_document
 from tollway.discovery.agent_document import AGENT_BYTES_MAX
@@ -25,20 +22,6 @@ from tollway.sandbox.provider import SAMPLE_DOCUMENT
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PRICE_UNITS = 10_000
-
-
-def _load_reader() -> ModuleType:
-    name, path = "tollway_agent_reader", Path(__file__).parent.parent.parent / "clients" / "agent_reader.py"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-reader = _load_reader()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

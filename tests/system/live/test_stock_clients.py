@@ -6,7 +6,6 @@ the payments.
 
 import asyncio
 import contextlib
-import importlib.util
 import itertools
 import json
 import os
@@ -15,12 +14,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from tests.clients import stock_clients as stock
 from tests.kit.gateway_cluster import API, PRICE_UNITS, plain
 from tests.kit.signed_calls import LONG_LIVED
 from tests.kit.waits import run_program
@@ -28,20 +27,6 @@ from tollway.ids import Address, TxHash, keccak256
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CLIENTS_FOLDER = Path(__file__).parent.parent.parent / "clients"
-
-
-def _load_stock_clients() -> ModuleType:
-    name, path = "tollway_stock_clients", CLIENTS_FOLDER / "stock_clients.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-stock = _load_stock_clients()
 
 SHOWN_AT_ONCE = 50
 TRANSFER = keccak256(b"Transfer(address,address,uint256)")

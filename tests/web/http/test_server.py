@@ -27,7 +27,7 @@ from tests.kit.gateway import (
     serve,
     serve_app,
 )
-from tests.kit.upstream import Arrived, plain, raw, say_nothing
+from tests.kit.upstream import Arrived, held, plain, raw, say_nothing
 from tests.kit.waits import run_program, until
 from tollway.ledger.records import CallState, Delivery
 from tollway.limits import DEFAULT_LIMITS
@@ -658,13 +658,9 @@ async def test_two_gateways_do_not_share_a_port() -> None:
 async def test_a_stop_waits_for_calls_in_flight() -> None:
     release = asyncio.Event()
 
-    async def answer_later(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        await release.wait()
-        await plain(b"late")(arrived, writer)
-
     async with open_gateway() as gateway:
         await gateway.publish(price=FREE)
-        gateway.upstream.answer = answer_later
+        gateway.upstream.answer = held(release, body=b"late")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
