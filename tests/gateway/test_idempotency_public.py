@@ -2,8 +2,6 @@
 the challenge or the idempotency key of the claim, the client network of the claim, or a fresh proof of the wallet."""
 
 import asyncio
-import base64
-import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,13 +9,13 @@ import pytest
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CALLS, PUBLIC_URL, USDC, InProcessGateway, open_gateway
-from tests.kit.payer import CHAIN, KeyWallet, Payer, has_terms, is_replayed
+from tests.kit.payer import CHAIN, KeyWallet, Payer, has_terms, is_replayed, sign_in_with_x
 from tests.kit.upstream import Arrived, hang_up, held, plain
 from tests.kit.waits import until
 from tollway.gateway.idempotency import ClientNetworks
 from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.signatures import eip191_digest
-from tollway.identity.siwe import SignInMessage, format_moment, format_sign_in, parse_origin
+from tollway.identity.siwe import parse_origin
 from tollway.ledger.records import Dialect
 
 PRICE = 10_000
@@ -226,26 +224,7 @@ def signed(
 async def sign_in(gateway: InProcessGateway) -> Headers:
     """`SIGN-IN-WITH-X` for a nonce of the gateway."""
     challenge = await gateway.sign_in.create_challenge()
-    message = SignInMessage(
-        domain=challenge.domain,
-        address=str(gateway.wallet.address),
-        uri=challenge.uri,
-        chain_id=CHAIN,
-        nonce=challenge.nonce,
-        issued_at=format_moment(challenge.issued_ms),
-    )
-    payload = {
-        "domain": message.domain,
-        "address": message.address,
-        "uri": message.uri,
-        "version": "1",
-        "chainId": f"eip155:{CHAIN}",
-        "type": "eip191",
-        "nonce": message.nonce,
-        "issuedAt": message.issued_at,
-        "signature": gateway.wallet.sign_hex(eip191_digest(format_sign_in(message).encode())),
-    }
-    return [("SIGN-IN-WITH-X", base64.b64encode(json.dumps(payload).encode()).decode())]
+    return [("SIGN-IN-WITH-X", sign_in_with_x(challenge, gateway.wallet))]
 
 
 async def open_session(gateway: InProcessGateway) -> str:

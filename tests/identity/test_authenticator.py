@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.payer import sign_in_with_x
 from tollway.chain.port import ContractResult
 from tollway.errors import ChainUnavailable, Code, Refusal
 from tollway.identity.authenticator import Authenticator, Identity, SignedRequest
 from tollway.identity.signatures import eip191_digest
-from tollway.identity.siwe import SignInMessage, format_moment, format_sign_in, parse_origin
+from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, ChainId
 from tollway.limits import Limits
 from tollway.rate_limits.limiter import RateLimiter
@@ -35,26 +36,7 @@ async def session_of(harness, wallet) -> str:
 
 async def siwx_of(harness, wallet, *, uri: str | None = None, says: str | None = None) -> str:
     challenge = await harness.sign_in.create_challenge(uri)
-    message = SignInMessage(
-        domain=challenge.domain,
-        address=str(wallet.address),
-        uri=says or challenge.uri,
-        chain_id=CHAIN,
-        nonce=challenge.nonce,
-        issued_at=format_moment(challenge.issued_ms),
-    )
-    payload = {
-        "domain": message.domain,
-        "address": message.address,
-        "uri": message.uri,
-        "version": "1",
-        "chainId": f"eip155:{CHAIN}",
-        "type": "eip191",
-        "nonce": message.nonce,
-        "issuedAt": message.issued_at,
-        "signature": "0x" + wallet.sign(eip191_digest(format_sign_in(message).encode())).hex(),
-    }
-    return base64.b64encode(json.dumps(payload).encode()).decode()
+    return sign_in_with_x(challenge, wallet, uri=says)
 
 
 async def refusal_of(harness, request: SignedRequest) -> tuple[Code, str | None]:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from tests.kit.gateway import PUBLIC_URL, RULES, InProcessGateway
+from tests.kit.payer import CHAIN, Payer
 from tests.kit.routes import make_app, make_context, prove_wallet
 from tollway.web.api.context import WebContext
 from tollway.web.api.mcp import mcp_router
@@ -87,3 +88,18 @@ def mount_mcp(gateway: InProcessGateway, **given: Any) -> None:
         entropy=lambda size: b"\x05" * size,
         shedder=gateway.shedder,
     )
+
+
+def pay_x402(gateway: InProcessGateway, terms: dict[str, Any]) -> dict[str, Any]:
+    """The payment of an x402 client in `_meta`: signed for the first of `accepts`, with the resource of the terms."""
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
+    payer.fund(10_000)
+    (accepted,) = terms["accepts"]
+    signed = payer.sign(accepted, chain_id=CHAIN, amount=accepted["amount"])
+    return {
+        "x402Version": 2,
+        "resource": terms["resource"],
+        "accepted": accepted,
+        "payload": signed.payload(),
+        "extensions": terms.get("extensions", {}),
+    }

@@ -20,6 +20,9 @@ from pydantic_core import from_json
 
 from tests.kit.asgi_exchange import Exchange, HeaderPairs
 from tollway.chain.port import AuthorizationFacts, ContractResult
+from tollway.identity.sessions import SignInChallenge
+from tollway.identity.signatures import eip191_digest
+from tollway.identity.siwe import SignInMessage, format_moment, format_sign_in
 from tollway.ids import Address, ChainId, keccak256, parse_network
 from tollway.ledger.records import Authorization, CallRecord, Dialect
 from tollway.money import Asset, Price, TokenDomain
@@ -441,6 +444,30 @@ def facts_of(**given: Any) -> AuthorizationFacts:
         "gas_estimate": 60_000,
     }
     return AuthorizationFacts(**{**fields, **given})
+
+
+def sign_in_with_x(challenge: SignInChallenge, wallet: KeyWallet, *, uri: str | None = None) -> str:
+    """The value of `SIGN-IN-WITH-X` for that challenge. `uri`: what the message says in place of the challenge's."""
+    message = SignInMessage(
+        domain=challenge.domain,
+        address=str(wallet.address),
+        uri=uri or challenge.uri,
+        chain_id=CHAIN,
+        nonce=challenge.nonce,
+        issued_at=format_moment(challenge.issued_ms),
+    )
+    payload = {
+        "domain": message.domain,
+        "address": message.address,
+        "uri": message.uri,
+        "version": "1",
+        "chainId": f"eip155:{CHAIN}",
+        "type": "eip191",
+        "nonce": message.nonce,
+        "issuedAt": message.issued_at,
+        "signature": wallet.sign_hex(eip191_digest(format_sign_in(message).encode())),
+    }
+    return base64.b64encode(json.dumps(payload).encode()).decode()
 
 
 def is_replayed(answer: Exchange) -> bool:

@@ -19,6 +19,7 @@ from eth_account import Account
 from tests.kit.databases import create_database
 from tests.kit.forkserver import Forkserver
 from tests.kit.gateway_cluster import GatewayCluster, run_cluster
+from tests.kit.payer import AUTHORIZATION_TYPES
 from tests.kit.stranded_transactions import resend_stranded
 from tollway.ids import Address, TxHash
 from tollway.sandbox.chain import (
@@ -262,17 +263,5 @@ class ChainScenarios:
             "chainId": self.chain.chain_id,
             "verifyingContract": str(self.playground.token.address),
         }
-        signed = Account.sign_typed_data(signer.key, domain, _AUTHORIZATION_TYPES, message)
+        signed = Account.sign_typed_data(signer.key, domain, AUTHORIZATION_TYPES, message)
         return bytes(signed.signature)
-
-
-_AUTHORIZATION_TYPES = {
-    "TransferWithAuthorization": [
-        {"name": "from", "type": "address"},
-        {"name": "to", "type": "address"},
-        {"name": "value", "type": "uint256"},
-        {"name": "validAfter", "type": "uint256"},
-        {"name": "validBefore", "type": "uint256"},
-        {"name": "nonce", "type": "bytes32"},
-    ]
-}

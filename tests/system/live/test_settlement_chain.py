@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from eth_account import Account
 
+from tests.kit.payer import AUTHORIZATION_TYPES
 from tollway.chain import tokens
 from tollway.chain.port import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
 from tollway.chain.rpc import ChainEndpoints, RpcReader
@@ -72,7 +73,7 @@ class Harness:
             "chainId": self.chain.chain_id,
             "verifyingContract": str(self.token),
         }
-        signed = Account.sign_typed_data(signer.key, domain, _TYPES, message)
+        signed = Account.sign_typed_data(signer.key, domain, AUTHORIZATION_TYPES, message)
         return {**fields, "signature": bytes(signed.signature)}
 
     async def look(self, fields: dict[str, Any], *, gas: int = GAS_MAX) -> AuthorizationFacts:
@@ -124,18 +125,6 @@ class Harness:
     def is_paid(self, facts: ChainFacts, fields: dict[str, Any]) -> bool:
         asked = {name: fields[name] for name in ("payer", "payee", "base_units", "nonce")}
         return facts.succeeded and tokens.has_settled(facts.logs, token=self.token, **asked)
-
-
-_TYPES = {
-    "TransferWithAuthorization": [
-        {"name": "from", "type": "address"},
-        {"name": "to", "type": "address"},
-        {"name": "value", "type": "uint256"},
-        {"name": "validAfter", "type": "uint256"},
-        {"name": "validBefore", "type": "uint256"},
-        {"name": "nonce", "type": "bytes32"},
-    ]
-}
 
 
 @pytest.fixture

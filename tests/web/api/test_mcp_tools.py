@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tests.kit.gateway import NOW_MS, PUBLIC_URL, InProcessGateway, open_gateway
-from tests.kit.mcp import QUOTES, mcp_context, mcp_request
-from tests.kit.payer import CHAIN, KeyWallet, Payer
+from tests.kit.mcp import QUOTES, mcp_context, mcp_request, pay_x402
+from tests.kit.payer import KeyWallet
 from tests.kit.upstream import Arrived, plain
 from tests.kit.waits import bounded, until
 from tollway.discovery.argument_check import check_arguments
@@ -363,21 +363,6 @@ async def test_a_name_that_is_no_tool_has_no_answer(mcp_tools: McpTools) -> None
 
 
 # ---------------------------------------------------------------------- paid by x402
-
-
-def pay_x402(gateway: InProcessGateway, terms: dict[str, Any]) -> dict[str, Any]:
-    """The payment of an x402 client in `_meta`: signed for the first of `accepts`, with the resource of the terms."""
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10_000)
-    (accepted,) = terms["accepts"]
-    signed = payer.sign(accepted, chain_id=CHAIN, amount=accepted["amount"])
-    return {
-        "x402Version": 2,
-        "resource": terms["resource"],
-        "accepted": accepted,
-        "payload": signed.payload(),
-        "extensions": terms.get("extensions", {}),
-    }
 
 
 async def test_a_payment_in_meta_pays_and_the_result_has_the_receipt(

@@ -12,8 +12,7 @@ from fastapi import FastAPI, Form, UploadFile
 from mcp.client.client import Client
 
 from tests.kit.gateway import InProcessGateway, open_gateway, serve
-from tests.kit.mcp import mount_mcp
-from tests.kit.payer import CHAIN, Payer
+from tests.kit.mcp import mount_mcp, pay_x402
 from tests.kit.upstream import Arrived, plain
 from tollway.discovery.tool_results import PAYMENT
 from tollway.discovery.tools import TOOL_RESPONSE_BYTES_MAX
@@ -52,20 +51,6 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
         yield small
 
 
-def sign_terms(gateway: InProcessGateway, terms: dict[str, Any]) -> dict[str, Any]:
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10_000)
-    (accepted,) = terms["accepts"]
-    signed = payer.sign(accepted, chain_id=CHAIN, amount=accepted["amount"])
-    return {
-        "x402Version": 2,
-        "resource": terms["resource"],
-        "accepted": accepted,
-        "payload": signed.payload(),
-        "extensions": terms.get("extensions", {}),
-    }
-
-
 @BOTH
 async def test_an_agent_pays_for_an_upload(gateway: InProcessGateway, mode: Any) -> None:
     async with serve(gateway) as port, Client(f"http://127.0.0.1:{port}/mcp/api_quotes", mode=mode) as client:
@@ -79,7 +64,7 @@ async def test_an_agent_pays_for_an_upload(gateway: InProcessGateway, mode: Any)
             assert refused.structured_content["code"] == "validation_failed"
             assert refused.structured_content["paymentState"] == "none"
         terms = await client.call_tool(tool.name, arguments)
-        payment = sign_terms(gateway, terms.structured_content)
+        payment = pay_x402(gateway, terms.structured_content)
         answer = await client.call_tool(tool.name, arguments, meta={PAYMENT: payment})
     assert not answer.is_error, answer.structured_content
     assert answer.structured_content["body"] == {
@@ -118,7 +103,7 @@ async def test_a_response_is_read_in_its_coding_and_charset(
         (tool,) = (await client.list_tools()).tools
         arguments = {"body": {"file": FILE, "language": "de"}}
         terms = await client.call_tool(tool.name, arguments)
-        payment = sign_terms(gateway, terms.structured_content)
+        payment = pay_x402(gateway, terms.structured_content)
         answer = await client.call_tool(tool.name, arguments, meta={PAYMENT: payment})
     found = answer.structured_content
     assert (found["bodyFormat"], found.get("body")) == shown
