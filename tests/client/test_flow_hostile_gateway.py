@@ -243,7 +243,7 @@ def spend():
                 client.call("api_1")
             except CallerFailure:
                 pass
-    print(hostile.can_cash, flush=True)
+    os.write(1, b"%d\\n" % hostile.can_cash)  # in one piece: ten processes write here
 
 all_are_forked, forking = os.pipe()
 spenders = []
