@@ -34,8 +34,7 @@ async def prove(gateway: InProcessGateway, rail: str, method: str = "POST") -> l
     if rail == "plain":
         payment = await gateway.pay(5 * PRICE)
         return [*gateway.plain_proof(payment.tx_hash)]
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(5 * PRICE)
+    payer = Payer.funded(gateway, 5 * PRICE)
     return [*payer.show(await payer.quote(method, TARGET), Dialect(rail))]
 
 

@@ -9,6 +9,4 @@ from tests.kit.payer import Payer
 @pytest.fixture
 def payer(gateway: InProcessGateway) -> Payer:
     """With money for ten calls of a listing at 0.01 USDC."""
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100_000)
-    return payer
+    return Payer.funded(gateway, 100_000)

@@ -47,9 +47,7 @@ async def gateway(settle_wait_s: float) -> AsyncIterator[InProcessGateway]:
 async def payer(gateway: InProcessGateway) -> Payer:
     """With money for ten calls of the one listing."""
     await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10 * PRICE)
-    return payer
+    return Payer.funded(gateway, 10 * PRICE)
 
 
 # ---------------------------------------------------------------------- paid
@@ -106,8 +104,7 @@ async def test_no_credential_of_a_payment_goes_upstream_even_when_a_listing_forw
     gateway: InProcessGateway,
 ) -> None:
     await gateway.publish(forward_headers=("Authorization", "X-Own"))
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(PRICE)
+    payer = Payer.funded(gateway, PRICE)
     answer = await payer.buy(dialect=Dialect.MPP, headers=[("X-Own", "1")])
     assert answer.status == 200
     (arrived,) = gateway.upstream.arrived
@@ -185,8 +182,7 @@ async def test_the_listing_decides_which_statuses_cost(
     gateway: InProcessGateway, status: int, is_paid: bool
 ) -> None:
     await gateway.publish(charge_on=ChargeOn.ANSWERED)
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(PRICE)
+    payer = Payer.funded(gateway, PRICE)
     gateway.upstream.answer = plain(status=status)
     answer = await payer.buy()
     assert answer.status == status
@@ -284,8 +280,7 @@ async def test_one_authorisation_that_is_released_again_and_again_buys_few_look_
         names = [f"api_{number}" for number in range(6)]
         for name in names:
             await gateway.publish(name)
-        payer = Payer(wallet=gateway.wallet, gateway=gateway)
-        payer.fund(PRICE)
+        payer = Payer.funded(gateway, PRICE)
         gateway.upstream.answer = plain(status=503)
         shown = payer.show(await payer.quote(listing=names[0]))
         before = gateway.chain.request_count
@@ -302,8 +297,7 @@ async def test_one_authorisation_that_is_released_again_and_again_buys_few_look_
 async def test_calls_that_are_charged_are_not_limited_by_their_look_ups() -> None:
     async with open_gateway(lookups_per_minute=3) as gateway:
         await gateway.publish()
-        payer = Payer(wallet=gateway.wallet, gateway=gateway)
-        payer.fund(12 * PRICE)
+        payer = Payer.funded(gateway, 12 * PRICE)
         asked = await payer.quote()
         one_by_one = [await gateway.ask("GET", TARGET, payer.show(asked)) for _ in range(6)]
         at_once = await asyncio.gather(*(gateway.ask("GET", TARGET, payer.show(asked)) for _ in range(6)))
@@ -350,8 +344,7 @@ async def test_fifty_with_one_authorisation_make_one_call_and_one_transfer(
 
 async def test_fifty_authorisations_on_a_balance_for_seven_buy_seven(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(7 * PRICE + PRICE - 1)
+    payer = Payer.funded(gateway, 7 * PRICE + PRICE - 1)
     asked = await payer.quote()
     async with asyncio.TaskGroup() as group:
         asking = [
@@ -371,8 +364,7 @@ async def test_fifty_authorisations_on_a_balance_for_seven_buy_seven(gateway: In
 async def test_one_authorisation_at_two_listings_buys_one_call(gateway: InProcessGateway) -> None:
     await gateway.publish("api_quotes")
     await gateway.publish("api_others")
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(2 * PRICE)
+    payer = Payer.funded(gateway, 2 * PRICE)
     shown = payer.show(await payer.quote())
     async with asyncio.TaskGroup() as group:
         asking = [

@@ -35,9 +35,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 async def payer(gateway: InProcessGateway) -> Payer:
     """With money for ten calls of the one listing."""
     await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10 * PRICE)
-    return payer
+    return Payer.funded(gateway, 10 * PRICE)
 
 
 # ---------------------------------------------------------------------- settlement surely failed
@@ -79,8 +77,7 @@ async def test_a_failed_settlement_leaves_no_call_in_flight() -> None:
     """The upstream would go on for ever, and takes one call at a time."""
     async with open_gateway(in_flight_per_origin_max=1) as gateway:
         await gateway.publish()
-        payer = Payer(wallet=gateway.wallet, gateway=gateway)
-        payer.fund(PRICE)
+        payer = Payer.funded(gateway, PRICE)
 
         async def endless(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
             payer.fund(0)
@@ -352,8 +349,7 @@ async def test_a_response_to_a_body_without_a_digest_is_not_stored(
 ) -> None:
     """The upstream answers before the body is whole: no repeat could ever be recognised, so the money is credit."""
     await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(PRICE)
+    payer = Payer.funded(gateway, PRICE)
     gateway.upstream.is_body_read_first = False
     shown = payer.show(await payer.quote(method))
     gateway.stop_mining()

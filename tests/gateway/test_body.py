@@ -223,8 +223,7 @@ async def test_an_upload_ends_in_time_for_the_settlement_or_is_never_forwarded_w
 ) -> None:
     async with open_gateway(buffer_bytes=100) as gateway:
         await gateway.publish(timeout_s=5)
-        payer = Payer(wallet=gateway.wallet, gateway=gateway)
-        payer.fund(PRICE)
+        payer = Payer.funded(gateway, PRICE)
         shown = payer.show(
             await payer.quote("POST")
         )  # valid for timeout_s and 60 seconds, as every 402 requires

@@ -27,13 +27,6 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
         yield small
 
 
-@pytest.fixture
-def payer(gateway: InProcessGateway) -> Payer:
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100_000)
-    return payer
-
-
 async def ask_without_body(
     gateway: InProcessGateway, headers: HeaderPairs, *, length: int = LENGTH
 ) -> tuple[int, str]:

@@ -54,8 +54,7 @@ async def test_a_call_on_credit_has_its_phases_and_no_other(gateway: InProcessGa
 
 
 async def test_an_authorisation_has_the_chain_and_its_settlement(gateway: InProcessGateway) -> None:
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10 * PRICE)
+    payer = Payer.funded(gateway, 10 * PRICE)
     assert (await payer.buy("GET", "/quote")).status == 200
     rails = {rail for rail, _ in observed(gateway)}
     assert len(rails) == 1

@@ -205,9 +205,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 
 @pytest.fixture
 def payer(gateway: InProcessGateway) -> Payer:
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100 * PRICE)
-    return payer
+    return Payer.funded(gateway, 100 * PRICE)
 
 
 async def hold_many(

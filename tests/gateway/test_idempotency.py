@@ -169,8 +169,7 @@ async def test_a_key_is_claimed_once_while_its_commit_is_on_its_way(gateway: InP
     before.ledger = SlowLedger(now_ms=lambda: NOW_MS, limits=gateway.limits)
     slow = InProcessGateway(gateway.upstream, limits=gateway.limits, before=before)
     await slow.publish()
-    payer = Payer(wallet=slow.wallet, gateway=slow)
-    payer.fund(10 * PRICE)
+    payer = Payer.funded(slow, 10 * PRICE)
     async with slow.settlement.running():
         asked = await payer.quote()
         async with asyncio.TaskGroup() as group:

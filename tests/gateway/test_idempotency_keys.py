@@ -309,8 +309,7 @@ async def test_a_repeat_goes_before_what_the_call_costs_by_now(
 
 
 async def test_a_repeat_goes_before_the_balance_of_its_wallet(gateway: InProcessGateway) -> None:
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(PRICE)
+    payer = Payer.funded(gateway, PRICE)
     harness = Harness(gateway, payer, Dialect.X402_V2.value)
     assert (await harness.ask()).status == 200
     assert payer.balance == 0
@@ -398,8 +397,7 @@ FRESH = ["plain", "bound", Dialect.X402_V2.value]
 
 @pytest.fixture(params=FRESH)
 def blind_harness(request: pytest.FixtureRequest, blind: InProcessGateway) -> Harness:
-    payer = Payer(wallet=blind.wallet, gateway=blind)
-    payer.fund(10 * PRICE)
+    payer = Payer.funded(blind, 10 * PRICE)
     return Harness(blind, payer, request.param)
 
 
@@ -468,8 +466,7 @@ async def test_a_repeat_that_was_overtaken_by_another_gets_in_progress(
     late = InProcessGateway(gateway.upstream, limits=gateway.limits, before=before)
     await late.publish()
     async with late.settlement.running():
-        payer = Payer(wallet=late.wallet, gateway=late)
-        payer.fund(10 * PRICE)
+        payer = Payer.funded(late, 10 * PRICE)
         harness = Harness(late, payer, rail)
         late.upstream.answer = hang_up
         assert told(await harness.ask()) == (504, "upstream_timeout")

@@ -22,8 +22,7 @@ async def test_a_repeat_whose_money_recovery_finds_while_it_dials_is_not_settled
     """Recovery moves `unknown` to `consumed` under the same epoch. A repeat that has read `unknown` reopens the consumed call."""
     async with open_gateway(unknown_hold_s=10) as gateway:
         await gateway.publish()
-        payer = Payer(wallet=gateway.wallet, gateway=gateway)
-        payer.fund(100_000)
+        payer = Payer.funded(gateway, 100_000)
         gateway.upstream.answer = hang_up
         ends_s = gateway.now_ms // 1000 + 3_600
         shown = payer.show(await payer.quote(), nonce=NONCE, valid_before=ends_s)

@@ -27,8 +27,7 @@ async def test_a_closed_listing_refuses_an_authorisation_before_its_body_comes(
     gateway: InProcessGateway, changes: dict[str, Any], status: int
 ) -> None:
     listing = await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100_000)
+    payer = Payer.funded(gateway, 100_000)
     shown = payer.show(await payer.quote("POST", "/quote"))
     await gateway.revise(listing, **changes)
     headers = [*shown, KEY, ("Expect", "100-continue")]

@@ -47,9 +47,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 @pytest.fixture
 async def payer(gateway: InProcessGateway) -> Payer:
     await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10 * PRICE)
-    return payer
+    return Payer.funded(gateway, 10 * PRICE)
 
 
 async def check_nothing_happened(gateway: InProcessGateway, answer: Exchange, *, calls: int = 0) -> None:
@@ -419,8 +417,7 @@ async def test_what_the_document_requires_is_missed_before_anything_is_spent(
     gateway: InProcessGateway, dialect: Dialect, target: str, body: list[bytes], told: dict[str, str]
 ) -> None:
     await gateway.publish(openapi=DOCUMENT)
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(PRICE)
+    payer = Payer.funded(gateway, PRICE)
     answer = await gateway.ask("POST", target, payer.show(await payer.quote("POST", target), dialect), body)
     assert (answer.status, answer.problem["code"]) == (422, "validation_failed")
     assert told.items() <= answer.problem["errors"][0].items()
@@ -464,8 +461,7 @@ async def pass_time(gateway: InProcessGateway, ms: int) -> None:
 
 async def test_a_price_is_remembered_for_ten_minutes_and_charged_as_quoted(gateway: InProcessGateway) -> None:
     listing = await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100 * PRICE)
+    payer = Payer.funded(gateway, 100 * PRICE)
     asked = await payer.quote()
     await pass_time(gateway, 1_000)
     await gateway.revise(listing, price=Price.parse("0.05"))
@@ -483,8 +479,7 @@ async def test_a_price_is_remembered_for_ten_minutes_and_charged_as_quoted(gatew
 
 async def test_another_payee_is_paid_for_ten_minutes_more(gateway: InProcessGateway) -> None:
     listing = await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100 * PRICE)
+    payer = Payer.funded(gateway, 100 * PRICE)
     asked = await payer.quote()
     await pass_time(gateway, 1_000)
     await gateway.revise(listing, pay_to=ELSEWHERE)
@@ -499,8 +494,7 @@ async def test_another_payee_is_paid_for_ten_minutes_more(gateway: InProcessGate
 
 async def test_a_network_that_is_sold_on_no_more_is_taken_for_ten_minutes(gateway: InProcessGateway) -> None:
     listing = await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100 * PRICE)
+    payer = Payer.funded(gateway, 100 * PRICE)
     asked = await payer.quote()
     await pass_time(gateway, 1_000)
     gateway.rules[OTHER] = replace(gateway.rules[CHAIN], chain_id=OTHER, assets=())
@@ -514,8 +508,7 @@ async def test_a_network_that_is_sold_on_no_more_is_taken_for_ten_minutes(gatewa
 
 async def test_the_fields_of_two_versions_are_never_mixed(gateway: InProcessGateway) -> None:
     listing = await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100 * PRICE)
+    payer = Payer.funded(gateway, 100 * PRICE)
     asked = await payer.quote()
     await pass_time(gateway, 1_000)
     await gateway.revise(listing, price=Price.parse("0.05"), pay_to=ELSEWHERE)
@@ -530,8 +523,7 @@ async def test_the_fields_of_two_versions_are_never_mixed(gateway: InProcessGate
 
 async def test_nothing_is_taken_for_what_is_free_by_now(gateway: InProcessGateway) -> None:
     listing = await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100 * PRICE)
+    payer = Payer.funded(gateway, 100 * PRICE)
     asked = await payer.quote()
     await gateway.revise(listing, price=Price.parse("0"))
     answer = await gateway.ask("GET", TARGET, payer.show(asked))
@@ -541,8 +533,7 @@ async def test_nothing_is_taken_for_what_is_free_by_now(gateway: InProcessGatewa
 
 async def test_what_was_free_is_not_bought_for_nothing(gateway: InProcessGateway) -> None:
     listing = await gateway.publish(price=Price.parse("0"))
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100 * PRICE)
+    payer = Payer.funded(gateway, 100 * PRICE)
     await pass_time(gateway, 1_000)
     await gateway.revise(listing, price=Price.parse("0.01"))
     answer = await payer.buy(base_units=0)
@@ -603,8 +594,7 @@ async def test_a_rail_that_cannot_be_settled_is_not_offered_and_not_taken(
 async def test_a_price_below_what_is_worth_settling_is_not_offered(gateway: InProcessGateway) -> None:
     await gateway.publish()
     await gateway.publish("api_cheap", price=Price.parse("0.0009"))
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(PRICE)
+    payer = Payer.funded(gateway, PRICE)
     bare = await payer.quote(listing="api_cheap")
     assert not {"payment-required", "www-authenticate"} & set(bare.headers)
     shown = payer.show(await payer.quote(), base_units=900)
@@ -650,8 +640,7 @@ async def test_a_dearer_call_than_allowed_is_not_settled(gateway: InProcessGatew
 
 async def test_a_listing_has_its_rate_on_this_rail(gateway: InProcessGateway) -> None:
     await gateway.publish(rate_limit=RateLimit(calls=1, per_s=60))
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(2 * PRICE)
+    payer = Payer.funded(gateway, 2 * PRICE)
     assert (await payer.buy()).status == 200
     questions = gateway.chain.request_count
     answer = await payer.buy()
@@ -665,8 +654,7 @@ async def test_an_unverified_request_does_not_use_up_the_rate_of_a_wallet(
     gateway: InProcessGateway, is_contract: bool
 ) -> None:
     await gateway.publish(rate_limit=RateLimit(calls=1, per_s=60))
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(2 * PRICE)
+    payer = Payer.funded(gateway, 2 * PRICE)
     if is_contract:  # the token calls the wallet, which refuses a foreign signature
         gateway.chain.deploy(CHAIN, payer.address)
         gateway.chain.refuse_transfer(CHAIN, payer.address, NONCE)

@@ -166,8 +166,7 @@ async def test_what_is_too_large_is_not_collected_to_its_end() -> None:
         await patient.publish()
         patient.upstream.answer = endless(b"x" * 2_001, asyncio.Event())
         patient.stop_mining()
-        payer = Payer(wallet=patient.wallet, gateway=patient)
-        payer.fund(100_000)
+        payer = Payer.funded(patient, 100_000)
         assert (await payer.buy()).status == 503
         await until(lambda: patient.upstream.ended == patient.upstream.accepted)
 
@@ -198,8 +197,7 @@ async def test_a_response_without_its_caller_is_read_within_limits(rest: bytes, 
 
 async def leave_early(gateway: InProcessGateway, rest: bytes) -> None:
     await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100_000)
+    payer = Payer.funded(gateway, 100_000)
     may_go_on = asyncio.Event()
     gateway.upstream.answer = endless(b"x" * 500, may_go_on, rest)
     exchange = gateway.open("GET", TARGET, [*payer.show(await payer.quote()), *KEY])

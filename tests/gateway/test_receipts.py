@@ -132,8 +132,7 @@ async def test_the_receipt_of_the_response_is_a_part_of_the_receipt_of_the_call(
     gateway: InProcessGateway,
 ) -> None:
     await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100_000)
+    payer = Payer.funded(gateway, 100_000)
     shown = payer.show(await payer.quote(target="/quote?city=Wien"))
     gateway.now_ms += 999  # the next second is near
     answer = await gateway.ask("GET", "/quote?city=Wien", [*shown, ("Idempotency-Key", "one")])

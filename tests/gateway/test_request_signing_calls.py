@@ -72,8 +72,7 @@ async def test_a_call_paid_by_an_authorisation(
     gateway: InProcessGateway, provider: Provider, dialect: Dialect
 ) -> None:
     await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10_000)
+    payer = Payer.funded(gateway, 10_000)
     answer = await payer.buy("POST", "/quote?x=1", dialect, chunks=[b'{"q":1}'])
     forwarded = provider.judge_last()
     assert (forwarded.call_id, forwarded.covers) == (answer.headers["tollway-call-id"], "digest")
@@ -240,8 +239,7 @@ async def test_a_call_paid_by_an_authorisation_has_the_key_of_its_payer(
     gateway: InProcessGateway, dialect: Dialect
 ) -> None:
     await gateway.publish(forward_headers=("Idempotency-Key",))
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10_000)
+    payer = Payer.funded(gateway, 10_000)
     answer = await payer.buy("POST", "/q", dialect, headers=[("Idempotency-Key", "k1")], chunks=[b"{}"])
     assert answer.status == 200
     expected = gateway.signer.name_repeat("k1", api_id="api_quotes", payer=gateway.wallet.address, client="")
@@ -315,8 +313,7 @@ async def test_an_unsigned_call_paid_by_a_transaction(gateway: InProcessGateway)
 @pytest.mark.parametrize("dialect", list(Dialect))
 async def test_an_unsigned_call_paid_by_an_authorisation(gateway: InProcessGateway, dialect: Dialect) -> None:
     await gateway.publish(forward_signature="none")
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10_000)
+    payer = Payer.funded(gateway, 10_000)
     answer = await payer.buy("POST", "/quote?x=1", dialect, chunks=[b'{"q":1}'])
     assert answer.status == 200
     names_call(gateway, answer, payer=str(gateway.wallet.address))

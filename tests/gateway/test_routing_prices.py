@@ -150,9 +150,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 
 @pytest.fixture
 def payer(gateway: InProcessGateway) -> Payer:
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10 * NEW_UNITS)
-    return payer
+    return Payer.funded(gateway, 10 * NEW_UNITS)
 
 
 async def pass_time(gateway: InProcessGateway, ms: int) -> None:

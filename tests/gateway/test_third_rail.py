@@ -355,8 +355,7 @@ async def by_mpp(gateway: InProcessGateway) -> HeaderPairs:
 
 
 async def by_authorization(gateway: InProcessGateway, dialect: Dialect) -> HeaderPairs:
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(PRICE)
+    payer = Payer.funded(gateway, PRICE)
     return payer.show(await payer.quote(), dialect)
 
 

@@ -109,8 +109,7 @@ async def test_a_request_without_a_held_call_is_compared_with_the_current_price(
 async def test_an_authorisation_is_compared_with_the_price_that_it_pays(
     gateway: InProcessGateway, dialect: Dialect
 ) -> None:
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(100_000)
+    payer = Payer.funded(gateway, 100_000)
     await gateway.publish()
     shown = payer.show(await payer.quote(), dialect)
     gateway.upstream.answer = hang_up

@@ -92,8 +92,7 @@ def mount_mcp(gateway: InProcessGateway, **given: Any) -> None:
 
 def pay_x402(gateway: InProcessGateway, terms: dict[str, Any]) -> dict[str, Any]:
     """The payment of an x402 client in `_meta`: signed for the first of `accepts`, with the resource of the terms."""
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10_000)
+    payer = Payer.funded(gateway, 10_000)
     (accepted,) = terms["accepts"]
     signed = payer.sign(accepted, chain_id=CHAIN, amount=accepted["amount"])
     return {

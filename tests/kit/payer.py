@@ -262,6 +262,13 @@ class Payer:
     gateway: "InProcessGateway"
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
+    @classmethod
+    def funded(cls, gateway: "InProcessGateway", base_units: int) -> "Payer":
+        """The wallet of the gateway's caller, with that much more money."""
+        payer = cls(wallet=gateway.wallet, gateway=gateway)
+        payer.fund(base_units)
+        return payer
+
     @property
     def address(self) -> Address:
         return self.wallet.address

@@ -163,8 +163,7 @@ async def test_an_authorisation_counts_like_a_transaction_once_it_is_settled(
     gateway: InProcessGateway,
 ) -> None:
     await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(1_000_000)
+    payer = Payer.funded(gateway, 1_000_000)
     assert (await payer.buy()).status == 200
     assert told(gateway) == [GOOD]
     gateway.upstream.answer = plain(status=500)

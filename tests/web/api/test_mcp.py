@@ -178,8 +178,7 @@ async def test_a_revision_that_reserves_the_code_of_mpp_never_gets_it(gateway: I
 
 
 async def test_a_payment_in_a_header_of_the_request_pays_the_tool(gateway: InProcessGateway) -> None:
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(20_000)
+    payer = Payer.funded(gateway, 20_000)
     for dialect in (Dialect.X402_V2, Dialect.MPP):
         shown = payer.show(await payer.quote("GET", "/quote/ETH", listing="api_quotes"), dialect)
         async with knock(gateway) as client:

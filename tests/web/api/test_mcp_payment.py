@@ -146,8 +146,7 @@ async def call(
 
 def sign(gateway: InProcessGateway, required: Mapping[str, Any], **signed_fields: Any) -> dict[str, Any]:
     """The payment of an x402 client for the first of `accepts`."""
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10_000)
+    payer = Payer.funded(gateway, 10_000)
     accepted = required["accepts"][0]
     signed = payer.sign(accepted, chain_id=CHAIN, amount=accepted["amount"], **signed_fields)
     return {
@@ -218,8 +217,7 @@ async def test_a_payment_of_version_1_has_its_receipt(gateway: InProcessGateway,
 
 def sign_challenge(gateway: InProcessGateway, challenge: Mapping[str, Any]) -> dict[str, Any]:
     """The credential of an MPP client for a challenge of MCP, whose `request` is an object."""
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10_000)
+    payer = Payer.funded(gateway, 10_000)
     request = challenge["request"]
     signed: AuthorizationSigner = payer.sign(
         {
