@@ -20,6 +20,7 @@ from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.ledger_records import NOW_MS, PAYER, claim_on, new_payment
 from tests.kit.listings import sample_listing
+from tests.kit.ports import find_free_port
 from tests.kit.threaded_server import serve_in_thread
 from tests.kit.upstream import plain, run_upstream, say_nothing
 from tests.kit.waits import until
@@ -286,7 +287,7 @@ async def test_a_gateway_whose_port_is_in_use_refuses_before_it_opens_its_databa
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as another gateway listens
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        ports = {"LISTEN": free_port(), "ADMIN_LISTEN": free_port(), taken: holder.getsockname()[1]}
+        ports = {"LISTEN": find_free_port(), "ADMIN_LISTEN": find_free_port(), taken: holder.getsockname()[1]}
         more = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
         with pytest.raises(SettingsInvalid, match=f"another process uses {more[taken]}.* another port"):
             await run(settings(tmp_path, PUBLIC_URL=f"http://127.0.0.1:{ports['LISTEN']}", **more))
@@ -296,7 +297,7 @@ async def test_a_gateway_whose_port_is_in_use_refuses_before_it_opens_its_databa
 
 
 async def test_of_two_gateways_that_start_at_once_one_has_the_port(tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
     more = {"LISTEN": f"127.0.0.1:{port}", "PUBLIC_URL": f"http://127.0.0.1:{port}", "ADMIN_LISTEN": "off"}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -316,7 +317,7 @@ async def test_of_two_gateways_that_start_at_once_one_has_the_port(tmp_path: Pat
 
 
 async def test_a_call_that_outlives_the_drain_is_written_as_unknown(tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
     more = {"LISTEN": f"127.0.0.1:{port}", "PUBLIC_URL": f"http://127.0.0.1:{port}", "ADMIN_LISTEN": "off"}
     given = settings(tmp_path, ALLOW_PRIVATE_ENDPOINTS="yes", LIMIT_DRAIN_DEADLINE_S="0.1", **more)
     async with run_upstream() as upstream:
@@ -335,13 +336,6 @@ async def test_a_call_that_outlives_the_drain_is_written_as_unknown(tmp_path: Pa
     left = await database.read(lambda c: c.execute(text("SELECT state FROM call")).scalars().all())
     await database.close()
     assert left == ["unknown"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def free_listing(url: str) -> Listing:

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Edit, KeyWallet, Payer, has_terms, is_replayed, read_receipt
-from tests.kit.upstream import Arrived, hang_up, held, plain
+from tests.kit.upstream import hang_up, held, plain, raw, stalled
 from tests.kit.waits import until
 from tests.model.ledger import MemoryLedger
 from tollway.ids import ListingId
@@ -521,7 +521,7 @@ async def test_without_a_key_a_caller_that_leaves_ends_the_call(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
-    gateway.upstream.answer = held(asyncio.Event(), head + b"x" * 50_000, b"")
+    gateway.upstream.answer = stalled(head + b"x" * 50_000)
     exchange = gateway.open("GET", TARGET, payer.show(await payer.quote()))
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(gateway.run(exchange))
@@ -534,12 +534,7 @@ async def test_without_a_key_a_caller_that_leaves_ends_the_call(
 
 
 async def test_a_call_with_a_cut_response_may_run_once_more(gateway: InProcessGateway, payer: Payer) -> None:
-    async def half(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf")
-        await writer.drain()
-        raise ConnectionAbortedError
-
-    gateway.upstream.answer = half
+    gateway.upstream.answer = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf", close=True)
     shown = payer.show(await payer.quote())
     first = await gateway.ask("GET", TARGET, shown)
     assert (first.status, first.is_ended) == (200, False)

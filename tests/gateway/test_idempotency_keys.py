@@ -11,7 +11,7 @@ from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Payer, has_terms, is_replayed
 from tests.kit.storage_faults import BlindLedger
-from tests.kit.upstream import Arrived, hang_up, held, plain
+from tests.kit.upstream import hang_up, held, plain, raw
 from tests.kit.waits import until
 from tests.model.ledger import MemoryLedger
 from tollway.ids import Address
@@ -205,17 +205,14 @@ async def test_another_key_is_another_call_while_the_first_is_open(
 # ---------------------------------------------------------------------- answered in part
 
 
-async def cut(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf")
-    await writer.drain()
-    raise ConnectionAbortedError
+CUT = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf", close=True)
 
 
 @pytest.mark.parametrize(("method", "runs_again"), [("GET", True), ("POST", False)])
 async def test_an_answer_that_its_upstream_cut_short_is_repeated_where_the_method_is_safe(
     gateway: InProcessGateway, harness: Harness, method: str, runs_again: bool
 ) -> None:
-    gateway.upstream.answer = cut
+    gateway.upstream.answer = CUT
     first = await harness.ask(b"", method=method)
     assert (first.status, first.is_ended) == (200, False)
     gateway.upstream.answer = plain(b"whole")

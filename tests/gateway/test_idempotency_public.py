@@ -10,7 +10,7 @@ import pytest
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CALLS, PUBLIC_URL, USDC, InProcessGateway, open_gateway
 from tests.kit.payer import CHAIN, KeyWallet, Payer, has_terms, is_replayed, sign_in_with_x
-from tests.kit.upstream import Arrived, hang_up, held, plain
+from tests.kit.upstream import hang_up, held, plain, raw
 from tests.kit.waits import until
 from tollway.gateway.idempotency import ClientNetworks
 from tollway.identity.http_signatures import SignedRequest, signature_headers
@@ -101,12 +101,7 @@ async def test_the_one_repeat_of_a_lost_answer_is_not_taken_by_a_stranger(
 async def test_the_one_repeat_of_a_cut_answer_is_not_taken_by_a_stranger(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
-    async def half(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf")
-        await writer.drain()
-        raise ConnectionAbortedError
-
-    gateway.upstream.answer = half
+    gateway.upstream.answer = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf", close=True)
     shown = payer.show(await payer.quote())
     await gateway.ask("GET", TARGET, shown, client=HERE)
     gateway.upstream.answer = plain()

@@ -30,9 +30,7 @@ async def test_a_repeat_whose_money_recovery_finds_while_it_dials_is_not_settled
         gateway.chain.settle_by_third_party(
             CHAIN, USDC.token, payer=payer.address, payee=PAY_TO, base_units=PRICE, nonce=NONCE
         )
-        gateway.now_ms += 11_000
-        gateway.chain.mine(CHAIN, time=gateway.now_ms // 1000)
-        await gateway.settlement.gas_budget.refresh()
+        await gateway.pass_time(11_000)
         reopen = gateway.ledger.reopen
 
         async def sweep_and_reopen(*given: Any, **named: Any) -> Any:

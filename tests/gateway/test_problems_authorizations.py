@@ -453,24 +453,18 @@ async def test_a_chain_that_is_away_is_no_reason_to_pay_otherwise(
 # ---------------------------------------------------------------------- the terms that it is held against
 
 
-async def pass_time(gateway: InProcessGateway, ms: int) -> None:
-    gateway.now_ms += ms
-    gateway.chain.mine(CHAIN, time=gateway.now_ms // 1000)
-    await gateway.settlement.gas_budget.refresh()
-
-
 async def test_a_price_is_remembered_for_ten_minutes_and_charged_as_quoted(gateway: InProcessGateway) -> None:
     listing = await gateway.publish()
     payer = Payer.funded(gateway, 100 * PRICE)
     asked = await payer.quote()
-    await pass_time(gateway, 1_000)
+    await gateway.pass_time(1_000)
     await gateway.revise(listing, price=Price.parse("0.05"))
-    await pass_time(gateway, TEN_MINUTES_MS - 1_000)
+    await gateway.pass_time(TEN_MINUTES_MS - 1_000)
     old = await gateway.ask("GET", TARGET, payer.show(asked))
     assert (old.status, old.headers["tollway-price"]) == (200, "0.01 USDC")
     assert (await payer.buy()).headers["tollway-price"] == "0.05 USDC"
     assert gateway.earned == 6 * PRICE
-    await pass_time(gateway, 1_001)
+    await gateway.pass_time(1_001)
     late = await gateway.ask("GET", TARGET, payer.show(asked))
     assert late.problem["reason"] == "invalid_exact_evm_payload_authorization_value_mismatch"
     await check_nothing_happened(gateway, late, calls=2)
@@ -481,12 +475,12 @@ async def test_another_payee_is_paid_for_ten_minutes_more(gateway: InProcessGate
     listing = await gateway.publish()
     payer = Payer.funded(gateway, 100 * PRICE)
     asked = await payer.quote()
-    await pass_time(gateway, 1_000)
+    await gateway.pass_time(1_000)
     await gateway.revise(listing, pay_to=ELSEWHERE)
-    await pass_time(gateway, TEN_MINUTES_MS)
+    await gateway.pass_time(TEN_MINUTES_MS)
     assert (await gateway.ask("GET", TARGET, payer.show(asked))).status == 200
     assert gateway.earned == PRICE
-    await pass_time(gateway, 1)
+    await gateway.pass_time(1)
     late = await gateway.ask("GET", TARGET, payer.show(asked))
     assert late.problem["reason"] == "invalid_exact_evm_payload_recipient_mismatch"
     await check_nothing_happened(gateway, late, calls=1)
@@ -496,12 +490,12 @@ async def test_a_network_that_is_sold_on_no_more_is_taken_for_ten_minutes(gatewa
     listing = await gateway.publish()
     payer = Payer.funded(gateway, 100 * PRICE)
     asked = await payer.quote()
-    await pass_time(gateway, 1_000)
+    await gateway.pass_time(1_000)
     gateway.rules[OTHER] = replace(gateway.rules[CHAIN], chain_id=OTHER, assets=())
     await gateway.revise(listing, networks=(OTHER,))
     assert "payment-required" not in (await payer.quote()).headers
     assert (await gateway.ask("GET", TARGET, payer.show(asked))).status == 200
-    await pass_time(gateway, TEN_MINUTES_MS + 1)
+    await gateway.pass_time(TEN_MINUTES_MS + 1)
     late = await gateway.ask("GET", TARGET, payer.show(asked))
     assert (late.status, late.problem["reason"]) == (402, "invalid_network")
 
@@ -510,7 +504,7 @@ async def test_the_fields_of_two_versions_are_never_mixed(gateway: InProcessGate
     listing = await gateway.publish()
     payer = Payer.funded(gateway, 100 * PRICE)
     asked = await payer.quote()
-    await pass_time(gateway, 1_000)
+    await gateway.pass_time(1_000)
     await gateway.revise(listing, price=Price.parse("0.05"), pay_to=ELSEWHERE)
     for amount, payee in [(PRICE, ELSEWHERE), (5 * PRICE, PAY_TO)]:
         answer = await gateway.ask("GET", TARGET, payer.show(asked, base_units=amount, payee=payee))
@@ -534,7 +528,7 @@ async def test_nothing_is_taken_for_what_is_free_by_now(gateway: InProcessGatewa
 async def test_what_was_free_is_not_bought_for_nothing(gateway: InProcessGateway) -> None:
     listing = await gateway.publish(price=Price.parse("0"))
     payer = Payer.funded(gateway, 100 * PRICE)
-    await pass_time(gateway, 1_000)
+    await gateway.pass_time(1_000)
     await gateway.revise(listing, price=Price.parse("0.01"))
     answer = await payer.buy(base_units=0)
     assert answer.problem["reason"] == "invalid_exact_evm_payload_authorization_value_mismatch"

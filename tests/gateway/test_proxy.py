@@ -3,7 +3,6 @@ The log of the upstream is checked too."""
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ from structlog.testing import capture_logs
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
-from tests.kit.upstream import Arrived, hang_up, held, plain, raw, say_nothing
+from tests.kit.ports import find_free_port
+from tests.kit.upstream import Arrived, hang_up, held, plain, raw, say_nothing, stalled
 from tests.kit.waits import until
 from tollway.errors import ChainUnavailable, TollwayError
 from tollway.gateway.circuit_breaker import HealthCheck
@@ -57,7 +57,7 @@ async def check_works_again(gateway: InProcessGateway, proof: Any) -> None:
 
 
 async def test_a_dial_that_fails_leaves_no_row_and_the_proof_works_again(gateway: InProcessGateway) -> None:
-    listing = await gateway.publish(endpoint=nobody_listens())
+    listing = await gateway.publish(endpoint=f"http://127.0.0.1:{find_free_port()}")
     payment = await gateway.pay()
     proof = gateway.bound_proof(payment.tx_hash)
     answer = await gateway.ask(headers=proof)
@@ -83,7 +83,7 @@ async def test_a_request_that_cannot_be_written_leaves_no_row(gateway: InProcess
 
 
 async def test_a_free_call_that_fails_to_dial_speaks_of_no_payment(gateway: InProcessGateway) -> None:
-    await gateway.publish(endpoint=nobody_listens(), price=Price.parse("0"))
+    await gateway.publish(endpoint=f"http://127.0.0.1:{find_free_port()}", price=Price.parse("0"))
     answer = await gateway.ask()
     assert (answer.status, answer.problem["paymentState"]) == (502, "none")
 
@@ -496,11 +496,7 @@ async def test_a_caller_gone_before_the_head_is_closed_by_the_head_all_the_same(
 async def test_a_caller_gone_in_the_middle_pays_and_the_upstream_is_cut(gateway: InProcessGateway) -> None:
     await gateway.publish()
 
-    async def answer_slowly(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
-        await asyncio.Event().wait()
-
-    gateway.upstream.answer = answer_slowly
+    gateway.upstream.answer = stalled(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
     exchange = gateway.open(headers=await gateway.plain_payment())
     async with running(gateway, exchange):
         await until(lambda: exchange.body == b"hello")
@@ -530,7 +526,7 @@ async def test_an_answer_cut_by_the_upstream_breaks_visibly(
     gateway: InProcessGateway, head: bytes, is_closed: bool
 ) -> None:
     await gateway.publish()
-    gateway.upstream.answer = raw(head, close=True) if is_closed else holding(head)
+    gateway.upstream.answer = raw(head, close=True) if is_closed else stalled(head)
     payment = await gateway.pay()
     answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert answer.status == 200
@@ -615,11 +611,7 @@ async def test_a_caller_that_cuts_its_own_upload_gets_no_repeat(gateway: InProce
     await gateway.publish()
     gateway.upstream.is_body_read_first = False
 
-    async def answer_early(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(CUT_ANSWERS["chunked"])
-        await asyncio.Event().wait()
-
-    gateway.upstream.answer = answer_early
+    gateway.upstream.answer = stalled(CUT_ANSWERS["chunked"])
     payment = await gateway.pay()
     body = b"x" * 70_000
     proof = gateway.bound_proof(payment.tx_hash, body=body, promises=True)
@@ -848,22 +840,8 @@ async def test_an_early_answer_to_an_upload_is_passed_on(gateway: InProcessGatew
     assert await states(gateway) == [CallState.CONSUMED]
 
 
-def nobody_listens() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
-
-
-def holding(head: bytes) -> Any:
-    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(head)
-        await asyncio.Event().wait()
-
-    return answer
-
-
 async def test_a_call_to_an_upstream_that_is_down_gets_no_402(gateway: InProcessGateway) -> None:
-    listing = await gateway.publish(endpoint=nobody_listens(), methods=("GET",))
+    listing = await gateway.publish(endpoint=f"http://127.0.0.1:{find_free_port()}", methods=("GET",))
     payment = await gateway.pay(100_000)
     for _ in range(gateway.limits.dial_failures_max):
         failed = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
@@ -886,7 +864,7 @@ async def test_a_call_to_an_upstream_that_is_down_gets_no_402(gateway: InProcess
 async def test_an_upstream_that_is_down_sells_nothing_until_a_probe_has_reached_it() -> None:
     """Not even after its pause: the probe finds out, and no caller does."""
     async with open_gateway(dial_failures_max=1, dial_pause_s=0.01) as gateway:
-        url = nobody_listens()
+        url = f"http://127.0.0.1:{find_free_port()}"
         await gateway.publish(endpoint=url, methods=("GET",))
         proof = await gateway.plain_payment()
         assert (await gateway.ask(headers=proof)).problem["code"] == "upstream_unreachable"

@@ -147,12 +147,7 @@ async def test_an_answer_that_trickles_is_not_waited_for(gateway: InProcessGatew
 
 
 async def test_an_answer_that_breaks_off_is_not_stored(gateway: InProcessGateway, payer: Payer) -> None:
-    async def half(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\nhalf")
-        await writer.drain()
-        raise ConnectionAbortedError
-
-    gateway.upstream.answer = half
+    gateway.upstream.answer = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\nhalf", close=True)
     gateway.stop_mining()
     shown = payer.show(await payer.quote("POST"), Dialect.X402_V1)
     assert (await gateway.ask("POST", TARGET, shown)).status == 503

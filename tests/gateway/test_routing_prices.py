@@ -153,13 +153,6 @@ def payer(gateway: InProcessGateway) -> Payer:
     return Payer.funded(gateway, 10 * NEW_UNITS)
 
 
-async def pass_time(gateway: InProcessGateway, ms: int) -> None:
-    """With a block and a look at the gas key, so that authorisations are taken."""
-    gateway.now_ms += ms
-    gateway.chain.mine(CHAIN, time=gateway.now_ms // 1000)
-    await gateway.settlement.gas_budget.refresh()
-
-
 async def show(gateway: InProcessGateway, method: str, path: str, units: int, *, age_s: int = 0) -> Exchange:
     """A call paid by a transaction of that value."""
     return await gateway.ask(method, path, await gateway.plain_payment(units, age_s=age_s))
@@ -170,11 +163,11 @@ async def test_what_was_never_for_sale_has_no_old_price_for_a_transaction(
     gateway: InProcessGateway, method: str, path: str, before: dict[str, Any], edit: dict[str, Any]
 ) -> None:
     listing = await gateway.publish(**before)
-    await pass_time(gateway, MINUTE_MS)
+    await gateway.pass_time(MINUTE_MS)
     await gateway.revise(listing, **edit)
-    await pass_time(gateway, MINUTE_MS)
+    await gateway.pass_time(MINUTE_MS)
     assert (await show(gateway, method, path, OLD_UNITS)).problem["code"] == "payment_insufficient"
-    await pass_time(gateway, 23 * HOUR_MS)
+    await gateway.pass_time(23 * HOUR_MS)
     early = await show(gateway, method, path, OLD_UNITS, age_s=23 * 3_600 + 90)  # mined before the edit
     assert early.problem["code"] == "payment_insufficient"
     assert gateway.served == 0
@@ -194,9 +187,9 @@ async def test_what_was_never_for_sale_has_no_old_price_for_an_authorisation(
     edit: dict[str, Any],
 ) -> None:
     listing = await gateway.publish(**before)
-    await pass_time(gateway, MINUTE_MS)
+    await gateway.pass_time(MINUTE_MS)
     await gateway.revise(listing, **edit)
-    await pass_time(gateway, MINUTE_MS)
+    await gateway.pass_time(MINUTE_MS)
     refused = await payer.buy(method, path, dialect, base_units=OLD_UNITS)
     assert refused.problem["reason"] == "invalid_exact_evm_payload_authorization_value_mismatch"
     assert gateway.served == 0
@@ -209,11 +202,11 @@ async def test_what_was_for_sale_keeps_its_old_price_for_a_transaction(
     gateway: InProcessGateway, method: str, path: str, before: dict[str, Any], edit: dict[str, Any]
 ) -> None:
     listing = await gateway.publish(**before)
-    await pass_time(gateway, MINUTE_MS)
+    await gateway.pass_time(MINUTE_MS)
     await gateway.revise(listing, **edit)
-    await pass_time(gateway, 9 * MINUTE_MS)
+    await gateway.pass_time(9 * MINUTE_MS)
     assert (await show(gateway, method, path, OLD_UNITS)).status == 200
-    await pass_time(gateway, 23 * HOUR_MS)
+    await gateway.pass_time(23 * HOUR_MS)
     early = await show(gateway, method, path, OLD_UNITS, age_s=23 * 3_600 + 590)  # mined before the edit
     assert early.status == 200
     late = await show(gateway, method, path, OLD_UNITS)
@@ -233,7 +226,7 @@ async def test_what_was_for_sale_keeps_its_old_price_for_an_authorisation(
 ) -> None:
     listing = await gateway.publish(**before)
     asked = await payer.quote(method, path)
-    await pass_time(gateway, MINUTE_MS)
+    await gateway.pass_time(MINUTE_MS)
     await gateway.revise(listing, **edit)
     answer = await gateway.ask(method, path, payer.show(asked, dialect))
     assert (answer.status, answer.headers["tollway-price"]) == (200, "0.001 USDC")
@@ -245,17 +238,17 @@ async def test_a_pause_takes_no_price_back_that_was_in_force_before_it(
 ) -> None:
     """Nor does it give a price that stood only while it lasted."""
     listing = await gateway.publish(price=Price.parse("0.002"))
-    await pass_time(gateway, MINUTE_MS)
+    await gateway.pass_time(MINUTE_MS)
     listing = await gateway.revise(listing, **pause)
-    await pass_time(gateway, MINUTE_MS)
+    await gateway.pass_time(MINUTE_MS)
     listing = await gateway.revise(listing, price=OLD)
-    await pass_time(gateway, MINUTE_MS)
+    await gateway.pass_time(MINUTE_MS)
     listing = await gateway.revise(listing, price=NEW)
-    await pass_time(gateway, MINUTE_MS)
+    await gateway.pass_time(MINUTE_MS)
     await gateway.revise(listing, status="active", suspended_ms=None)
     assert (await show(gateway, "GET", "/any", OLD_UNITS)).problem["code"] == "payment_insufficient"
     assert (await show(gateway, "GET", "/any", 2 * OLD_UNITS)).headers["tollway-price"] == "0.002 USDC"
-    await pass_time(gateway, 8 * MINUTE_MS)  # eleven minutes after the pause began
+    await gateway.pass_time(8 * MINUTE_MS)  # eleven minutes after the pause began
     assert (await show(gateway, "GET", "/any", 2 * OLD_UNITS)).problem["code"] == "payment_insufficient"
 
 

@@ -6,6 +6,16 @@ from sqlalchemy import Connection
 
 
 @dataclass(slots=True)
+class StoppedClock:
+    """A monotonic clock in seconds that a test sets."""
+
+    s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@dataclass(slots=True)
 class Clock:
     """A clock of a gateway in milliseconds; `read_shared` is the same time as the clock of a database."""
 

@@ -621,6 +621,12 @@ class InProcessGateway:
         self.chain.mine_sent(CHAIN)
         await self.settlement.sweep()
 
+    async def pass_time(self, ms: int) -> None:
+        """With a block and a look at the gas key, so that authorisations are taken."""
+        self.now_ms += ms
+        self.chain.mine(CHAIN, time=self.now_ms // 1000)
+        await self.settlement.gas_budget.refresh()
+
     async def check_balanced(self) -> None:
         report = await self.ledger.audit()
         assert report.is_balanced, report.wrong

@@ -19,6 +19,14 @@ def find_low_ports(count: int) -> list[int]:
         return found
 
 
+def find_free_port() -> int:
+    """A port that was free a moment ago: no server listens at it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def find_low_port() -> int:
     (port,) = find_low_ports(1)
     return port

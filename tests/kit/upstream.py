@@ -90,6 +90,24 @@ async def say_nothing(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
     await asyncio.Event().wait()
 
 
+def stalled(head: bytes) -> Answerer:
+    """These bytes, and nothing after them; the connection stays."""
+
+    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        await say_nothing(arrived, writer)
+
+    return answer
+
+
+async def pour(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+    """A GiB, as fast as it is read."""
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
+    while True:
+        writer.write(b"x" * 65_536)
+        await writer.drain()
+
+
 class RawServer:
     """A server of raw bytes on loopback: `handle` reads and writes. `accepted`, `ended`: how many connections have begun, and how many of them are over."""
 

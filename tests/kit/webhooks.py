@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import select, text, update
 
+from tests.kit.clocks import StoppedClock
 from tests.kit.ledger_records import NOW_MS, PROVIDER
 from tests.kit.stores import make_sealer
 from tests.kit.waits import until
@@ -38,16 +39,6 @@ from tollway.webhooks.sender import WebhookSender
 USDC_ASSET = PRESETS["sandbox"].rules().assets[0]
 ALL_TYPES = tuple(EventType)
 URL = "https://owner.example/hooks"
-
-
-class StoppedClock:
-    """A monotonic clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.s = 0.0
-
-    def __call__(self) -> float:
-        return self.s
 
 
 def find_asset(chain_id: ChainId, key: str) -> Asset | None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +12,7 @@ from aiohttp import web
 from tests.kit.chain import MemoryChain
 from tests.kit.chain_blocks import CONFIRMED
 from tests.kit.payer import KeyWallet
+from tests.kit.ports import find_free_port
 from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream, say_nothing
 from tollway.errors import EndpointNotAllowed, UpstreamBadResponse, UpstreamUnreachable
 from tollway.identity.signatures import SignatureVerifier, eip191_digest
@@ -57,9 +57,7 @@ async def fetcher() -> AsyncIterator[Fetcher]:
 @pytest.fixture
 def nobody() -> str:
     """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{find_free_port()}"
 
 
 def endpoint_of(url: str) -> Endpoint:

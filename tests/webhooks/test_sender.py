@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit.ledger_records import NOW_MS, PROVIDER, new_payment
 from tests.kit.stores import InlineDatabase
-from tests.kit.upstream import Arrived, LoopbackUpstream, hang_up, plain, raw, run_upstream, say_nothing
+from tests.kit.upstream import Arrived, LoopbackUpstream, hang_up, plain, pour, raw, run_upstream, say_nothing
 from tests.kit.waits import until
 from tests.kit.webhooks import WebhookHarness
 from tollway.gateway.request_signing import SigningKey, UpstreamSigner
@@ -161,13 +161,6 @@ async def echo_after_many_bytes(arrived: Arrived, writer: asyncio.StreamWriter) 
     await plain(b" " * 10_000 + challenge.encode())(arrived, writer)
 
 
-async def send_a_gigabyte(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
-    while True:
-        writer.write(b"x" * 65_536)
-        await writer.drain()
-
-
 async def redirect(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
     await plain(status=307, headers=("Location: http://127.0.0.1:1/elsewhere",))(arrived, writer)
 
@@ -179,7 +172,7 @@ async def redirect(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
         plain(b"", status=204),
         reflect,
         echo_after_many_bytes,
-        send_a_gigabyte,
+        pour,
         redirect,
         hang_up,
         plain(status=404),
@@ -311,7 +304,7 @@ async def test_a_receiver_that_is_gone_gets_nothing_more(sending: Sending) -> No
 
 
 async def test_a_response_of_a_gigabyte_is_a_success_that_is_not_read(sending: Sending) -> None:
-    sending.receiver.answer = send_a_gigabyte
+    sending.receiver.answer = pour
     endpoint = await sending.activate()
     await sending.emit()
     await sending.run_once()

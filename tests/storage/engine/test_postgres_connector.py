@@ -6,6 +6,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.kit.clocks import StoppedClock
 from tests.kit.waits import until
 from tollway.storage.engine import postgres
 from tollway.storage.engine.postgres import (
@@ -36,17 +37,9 @@ class Servers:
         return host
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.s = 0.0
-
-    def __call__(self) -> float:
-        return self.s
-
-
-def connector(servers: Servers, clock: Clock | None = None) -> PostgresConnector:
+def connector(servers: Servers, clock: StoppedClock | None = None) -> PostgresConnector:
     address = PostgresAddress.parse(f"postgresql://me:secret@{','.join(servers.deeds)}/books")
-    return PostgresConnector(address, connect=servers.connect, clock=clock or Clock())
+    return PostgresConnector(address, connect=servers.connect, clock=clock or StoppedClock())
 
 
 REFUSED = ConnectionRefusedError(111, "refused")
@@ -112,7 +105,7 @@ async def test_a_paused_session_ends_before_the_lock_timeout_of_others() -> None
 
 
 async def test_in_an_outage_one_task_connects_and_the_others_fail_at_once() -> None:
-    servers, clock = Servers(one=REFUSED), Clock()
+    servers, clock = Servers(one=REFUSED), StoppedClock()
     it = connector(servers, clock)
     with pytest.raises(NoServerAvailable):
         await it.connect_writable(statement_deadline_s=1)
@@ -134,7 +127,7 @@ async def test_in_an_outage_one_task_connects_and_the_others_fail_at_once() -> N
 
 
 async def test_after_a_cancelled_probe_another_task_may_connect() -> None:
-    servers, clock = Servers(one=REFUSED), Clock()
+    servers, clock = Servers(one=REFUSED), StoppedClock()
     it = connector(servers, clock)
     with pytest.raises(NoServerAvailable):
         await it.connect_writable(statement_deadline_s=1)

@@ -27,7 +27,8 @@ from tests.kit.gateway import (
     serve,
     serve_app,
 )
-from tests.kit.upstream import Arrived, held, plain, raw, say_nothing
+from tests.kit.ports import find_free_port
+from tests.kit.upstream import Arrived, held, plain, pour, raw, say_nothing, stalled
 from tests.kit.waits import run_program, until
 from tollway.ledger.records import CallState, Delivery
 from tollway.limits import DEFAULT_LIMITS
@@ -183,7 +184,7 @@ async def test_events_arrive_as_they_are_sent(free: ServedGateway) -> None:
 
 
 async def test_the_head_of_a_stream_arrives_before_its_body(free: ServedGateway) -> None:
-    free.gateway.upstream.answer = holding(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    free.gateway.upstream.answer = stalled(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     async with free.line() as line:
         await line.send(ask())
         assert (await line.head())[0] == 200
@@ -301,12 +302,6 @@ async def test_a_client_that_reads_nothing_is_disconnected() -> None:
         await gateway.publish()
         payment = await gateway.pay()
 
-        async def pour(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
-            while True:
-                writer.write(b"x" * 65_536)
-                await writer.drain()
-
         gateway.upstream.answer = pour
         async with served.line(receive_buffer=8_192) as line:
             await line.send(ask("GET", "", *header_lines(gateway.plain_proof(payment.tx_hash))))
@@ -332,7 +327,7 @@ def is_held(peer: tuple[str, int]) -> bool:
 
 
 async def test_a_disconnect_closes_the_upstream_connection(free: ServedGateway) -> None:
-    free.gateway.upstream.answer = holding(
+    free.gateway.upstream.answer = stalled(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
     )
     async with free.line() as line:
@@ -661,9 +656,7 @@ async def test_a_stop_waits_for_calls_in_flight() -> None:
     async with open_gateway() as gateway:
         await gateway.publish(price=FREE)
         gateway.upstream.answer = held(release, body=b"late")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = find_free_port()
         server = HttpServer(gateway.app, host="127.0.0.1", port=port, limits=gateway.limits)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(server.serve())
@@ -763,11 +756,3 @@ async def say_ok(request: Request) -> Response:
 
 async def nothing(scope: object, receive: object, send: object) -> None:
     pass
-
-
-def holding(head: bytes):  # type: ignore[no-untyped-def]
-    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(head)
-        await asyncio.Event().wait()
-
-    return answer
