@@ -17,8 +17,10 @@ from tests.kit.payer import (
     Header,
     KeyWallet,
     Payer,
+    bind_nonce,
     encode_header,
     has_terms,
+    read_challenge,
 )
 from tests.kit.upstream import plain
 from tollway.chain.port import ContractResult
@@ -184,6 +186,14 @@ def dearer(request: str) -> str:
     return encode_header(content | {"amount": "1"}, is_urlsafe=True).decode()
 
 
+def of_a_cheaper_challenge(payer: Payer, asked: Exchange) -> list[Header]:
+    """The nonce and the signature match the tampered challenge."""
+    challenge = read_challenge(asked.headers["www-authenticate"].encode())
+    cheaper = {**challenge, "request": dearer(challenge["request"])}
+    signed = {"base_units": 1, "nonce": bind_nonce(cheaper)}
+    return payer.show(asked, Dialect.MPP, edit=lambda content: content.update(challenge=cheaper), **signed)
+
+
 def with_high_s(signature: str) -> str:
     """The same signature with the high s, which no wallet makes."""
     raw = bytes.fromhex(signature[2:])
@@ -252,6 +262,8 @@ ROWS: list[tuple[str, Show, int, str, str | None]] = [
     ("poor", by_a_poor_wallet, 402, V, "insufficient_balance"),
     ("token says no", refused_by_the_token, 402, V, "invalid_exact_evm_transaction_simulation_failed"),
     ("another's key", by_another_key, 402, V, "invalid_exact_evm_payload_signature"),
+    ("signed for another token", signed(asset=replace(USDC, token=ELSEWHERE)), 402, V,
+     "invalid_exact_evm_payload_signature"),
     ("other from", edited("payload.authorization.from", str(ELSEWHERE)), 402, V,
      "invalid_exact_evm_payload_signature"),
     ("other nonce", edited("payload.authorization.nonce", "0x" + "00" * 32), 402, V,
@@ -289,6 +301,7 @@ ROWS: list[tuple[str, Show, int, str, str | None]] = [
      "invalid_challenge"),
     ("MPP opaque", edited("challenge.opaque", "", Dialect.MPP), 402, V, "invalid_challenge"),
     ("MPP opaque is no text", edited("challenge.opaque", {}, Dialect.MPP), 402, V, "invalid_challenge"),
+    ("MPP of a cheaper challenge", of_a_cheaper_challenge, 402, V, "invalid_challenge"),
     ("MPP nonce", mpp(nonce=NONCE), 402, V, "invalid_challenge_nonce"),
     ("MPP amount", mpp(base_units=PRICE - 1), 402, V,
      "invalid_exact_evm_payload_authorization_value_mismatch"),

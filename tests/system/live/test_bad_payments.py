@@ -1,10 +1,10 @@
-"""Invalid payments by authorisation at a real gateway and a real chain: each has its code and its reason, none
-reaches the provider, none is settled, and none prevents a valid one."""
+"""Invalid payments by authorisation that a real server or a real token decides: each has its code and its reason, none
+reaches the provider, none is settled, and none prevents a valid one. Every other refusal is a row of
+`gateway/test_problems_authorizations`, and stands in the transcripts in each dialect."""
 
 import asyncio
 import itertools
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,39 +16,27 @@ from yarl import URL
 from tests.kit.authorization_payer import (
     DIALECTS,
     MPP,
-    RECEIPTS,
-    V1,
     V2,
     AuthorizationPayer,
     Header,
     Quote,
-    bind_nonce,
-    dress,
     undress,
 )
 from tests.kit.gateway_cluster import PRICE_UNITS
 from tests.kit.gateway_process import poll
-from tests.kit.payer import decode_header, encode_header
 from tollway.ids import Address
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HOUR_S = 3_600
 AT_ONCE = 8
 DEADLINE_S = 20.0
 STRANGER = Address(b"\x5a" * 20)
 _NUMBERS = itertools.count(1)
 
-MALFORMED = (400, "payment_malformed")
-MALFORMED_CREDENTIAL = (402, "payment_malformed")
-"""Of MPP."""
 UNSUPPORTED = (402, "payment_method_unsupported")
-EXPIRED = (402, "payment_expired")
 FAILED = (402, "payment_verification_failed")
-INVALID = (400, "invalid_request")
 USED = (409, "payment_already_used")
 
-_EVM = "invalid_exact_evm_payload"
 UNREADABLE = "invalid_payload"
 BAD_CHALLENGE = "invalid_challenge"
 
@@ -110,113 +98,6 @@ async def harness(cluster: Any) -> AsyncIterator[Harness]:
 
 def fresh_path() -> str:
     return f"/echo/bad-{next(_NUMBERS)}"
-
-
-# ---- What is shown, and what is answered.
-
-Show = Callable[[AuthorizationPayer, Quote], list[Header]]
-
-
-def raw(dialect: str, value: bytes) -> Show:
-    return lambda payer, quote: [dress(dialect, value)]
-
-
-def signed(dialect: str, **changes: Any) -> Show:
-    """A payment correctly signed for other values. A callable is called at signing."""
-
-    def show(payer: AuthorizationPayer, quote: Quote) -> list[Header]:
-        made = {name: change() if callable(change) else change for name, change in changes.items()}
-        return [payer.show(quote, dialect, **made)]
-
-    return show
-
-
-def signed_otherwise(dialect: str, sign: Callable[[Any], bytes]) -> Show:
-    """A payment of valid values whose signature is the result of `sign`."""
-
-    def show(payer: AuthorizationPayer, quote: Quote) -> list[Header]:
-        honest = payer.sign(quote, dialect)
-        values = {name: getattr(honest, name) for name in ("valid_after", "valid_before", "nonce")}
-        return [payer.show(quote, dialect, **values, signature=sign(honest))]
-
-    return show
-
-
-def bent(honest: Any) -> bytes:
-    signature = signature_of(honest)
-    return bytes([signature[0] ^ 1]) + signature[1:]
-
-
-def for_another_token(honest: Any) -> bytes:
-    return signature_of(replace(honest, domain={**honest.domain, "verifyingContract": str(STRANGER)}))
-
-
-def signature_of(signed: Any) -> bytes:
-    return bytes.fromhex(signed.signature_hex[2:])
-
-
-def expired() -> int:
-    return int(time.time()) - 1
-
-
-def with_a_cheaper_challenge(payer: AuthorizationPayer, quote: Quote) -> list[Header]:
-    """The nonce and the signature match the tampered challenge."""
-    request = decode_header(quote.challenge["request"].encode())
-    cheaper = encode_header({**request, "amount": "1"}, is_urlsafe=True).decode()
-    challenge = {**quote.challenge, "request": cheaper}
-    return [payer.show(replace(quote, challenge=challenge), MPP, nonce=bind_nonce(challenge))]
-
-
-def both(*dialects: str) -> Show:
-    return lambda payer, quote: [payer.show(quote, dialect) for dialect in dialects]
-
-
-def unreadable(dialect: str) -> tuple[int, str]:
-    """400 without terms on x402 (its HTTP transport), 402 with terms on MPP."""
-    return MALFORMED_CREDENTIAL if dialect == MPP else MALFORMED
-
-
-def rows_of(dialect: str) -> list[tuple[str, str, Show, tuple[int, str], str | None]]:
-    return [
-        ("nothing at all", dialect, raw(dialect, b""), unreadable(dialect), UNREADABLE),
-        ("a header of 12 KiB", dialect, raw(dialect, b"QUFB" * 3_072), unreadable(dialect), UNREADABLE),
-        ("another payTo", dialect, signed(dialect, to=STRANGER), FAILED, f"{_EVM}_recipient_mismatch"),
-        ("expired", dialect, signed(dialect, valid_before=expired), EXPIRED, f"{_EVM}_authorization_valid_before"),
-        ("a bent signature", dialect, signed_otherwise(dialect, bent), FAILED, f"{_EVM}_signature"),
-        ("signed for another token", dialect, signed_otherwise(dialect, for_another_token), FAILED, f"{_EVM}_signature"),
-    ]  # fmt: skip
-
-
-ROWS = [
-    *(row for dialect in DIALECTS for row in rows_of(dialect)),
-    ("a challenge of a lower amount", MPP, with_a_cheaper_challenge, FAILED, BAD_CHALLENGE),
-    ("all three", V2, both(V2, V1, MPP), INVALID, "more_than_one_rail"),
-    ("twice", V2, both(V2, V2), INVALID, None),
-]
-"""What a real server or a real token decides. Every other shape is a row of `gateway/test_problems_authorizations`, of `payments/test_wire`,
-`test_x402` and `test_mpp`."""
-
-
-@pytest.mark.parametrize(
-    ("dialect", "show", "answer", "reason"),
-    [pytest.param(*row, id=f"{row[0]}: {name}") for name, *row in ROWS],
-)
-async def test_a_bad_payment_is_refused_with_its_reason_and_moves_nothing(
-    harness: Harness, dialect: str, show: Show, answer: tuple[int, str], reason: str | None
-) -> None:
-    payer, path = await harness.customer(), fresh_path()
-    quote = await payer.quote(path)
-    before = await harness.what_may_not_move(payer)
-
-    reply = await payer.call(path, show(payer, quote))
-
-    assert ((reply.status, reply.code), reply.json.get("reason")) == (answer, reason), reply.body
-    assert await harness.what_may_not_move(payer) == before
-    check_terms(reply)
-    good = await payer.pay(path, dialect)
-    assert (good.status, good.state) == (200, "charged")
-    assert RECEIPTS[dialect] in good.headers
-    assert harness.cluster.provider.count(path) == 1
 
 
 def check_terms(reply: Any) -> None:
