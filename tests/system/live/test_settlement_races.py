@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from tests.kit.authorization_payer import V2, AuthorizationPayer, Quote, undress
-from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_cluster import PRICE_UNITS
 from tests.kit.gateway_process import poll
 from tests.kit.signed_calls import (
     LONG_LIVED,
@@ -322,11 +322,3 @@ async def test_a_caller_that_leaves_after_the_head_pays_once(harness: Harness) -
     again = await call.send(gateway)
     assert (again.status, again.code, again.asks_for_money) == (409, "payment_already_used", False)
     await harness.stall.check_ledger()
-
-
-async def test_plain_headers_beside_a_signed_payment_are_two_rails(harness: Harness) -> None:
-    call = harness.stall.sign(await harness.cluster.wallet(), fresh("two-rails"))
-    tx_hash = await harness.cluster.send_tokens(call.wallet, harness.stall.provider.address, PRICE_UNITS)
-    both = await call.send(headers=[call.header, *plain(call.wallet, tx_hash)])
-    assert (both.status, both.code, call.seen) == (400, "invalid_request", 0)
-    assert await call.transfers() == []
