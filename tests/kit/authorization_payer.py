@@ -10,7 +10,7 @@ from typing import Any
 from eth_account import Account
 
 from tests.kit.payer import (
-    AUTHORIZATION_TYPES,
+    AuthorizationSigner,
     Edit,
     Header,
     bind_nonce,
@@ -18,7 +18,8 @@ from tests.kit.payer import (
     encode_header,
     read_challenge,
 )
-from tollway.ids import Address
+from tollway.ids import Address, ChainId
+from tollway.money import Asset, TokenDomain
 from tollway.sandbox.chain import FundedAccount
 
 V2, V1, MPP = "x402 v2", "x402 v1", "mpp"
@@ -49,41 +50,20 @@ class Quote:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signed:
-    """The signed fields of one authorisation, and the domain that they are signed under."""
+@dataclass(frozen=True, kw_only=True)
+class WalletSigner(AuthorizationSigner):
+    """`payer`: the wallet that pays, of which the account is the owner or itself. `shown`: a signature in place of the account's."""
 
-    signer: FundedAccount
     payer: Address
-    to: Address
-    value: int
-    valid_after: int
-    valid_before: int
-    nonce: bytes
-    domain: dict[str, Any]
-    signature: bytes | None = None
+    shown: bytes | None = None
 
     @property
-    def message(self) -> dict[str, Any]:
-        return {
-            "from": str(self.payer),
-            "to": str(self.to),
-            "value": self.value,
-            "validAfter": self.valid_after,
-            "validBefore": self.valid_before,
-            "nonce": self.nonce,
-        }
+    def address(self) -> Address:
+        return self.payer
 
     @property
-    def fields(self) -> dict[str, str]:
-        return {name: str(value) for name, value in self.message.items()} | {"nonce": "0x" + self.nonce.hex()}
-
-    @property
-    def signature_hex(self) -> str:
-        if self.signature is not None:
-            return "0x" + self.signature.hex()
-        signed = Account.sign_typed_data(self.signer.key, self.domain, AUTHORIZATION_TYPES, self.message)
-        return "0x" + bytes(signed.signature).hex()
+    def signature(self) -> bytes:
+        return super().signature if self.shown is None else self.shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,38 +106,40 @@ class AuthorizationPayer:
     def write(self, quote: Quote, dialect: str, **changes: Any) -> dict[str, Any]:
         """What stands in the header, before it is encoded."""
         signed = self.sign(quote, dialect, **changes)
-        payload = {"signature": signed.signature_hex, "authorization": signed.fields}
         if dialect == V2:
             return {
                 "x402Version": 2,
                 "resource": quote.required["resource"],
                 "accepted": quote.accepted,
-                "payload": payload,
+                "payload": signed.payload(),
             }
         if dialect == V1:
-            return {"x402Version": 1, "scheme": "exact", "network": "base-sepolia", "payload": payload}
-        return {
-            "challenge": quote.challenge,
-            "payload": {"type": "authorization", **signed.fields, "signature": signed.signature_hex},
-        }
+            return signed.payment_v1()
+        payload = {"type": "authorization", **signed.fields, "signature": "0x" + signed.signature.hex()}
+        return {"challenge": quote.challenge, "payload": payload}
 
-    def sign(self, quote: Quote, dialect: str, **changes: Any) -> Signed:
+    def sign(
+        self, quote: Quote, dialect: str, *, signature: bytes | None = None, **changes: Any
+    ) -> WalletSigner:
         now_s = int(time.time())
         accepted = quote.accepted
         is_mpp = dialect == MPP
-        signed = Signed(
-            signer=self.signer,
+        signed = WalletSigner(
+            account=Account.from_key(self.signer.key),
             payer=self.address,
-            to=Address.parse(accepted["payTo"]),
-            value=int(accepted["amount"]),
+            shown=signature,
+            asset=Asset(
+                chain_id=ChainId(self.cluster.driver.chain_id),
+                token=Address.parse(accepted["asset"]),
+                symbol="USDC",
+                decimals=6,
+                domain=TokenDomain(**accepted["extra"]),
+            ),
+            payee=Address.parse(accepted["payTo"]),
+            base_units=int(accepted["amount"]),
             valid_after=0 if is_mpp else now_s - STOCK_PATIENCE_S,
             valid_before=now_s + accepted["maxTimeoutSeconds"],
             nonce=bind_nonce(quote.challenge) if is_mpp else secrets.token_bytes(32),
-            domain={
-                **accepted["extra"],
-                "chainId": self.cluster.driver.chain_id,
-                "verifyingContract": accepted["asset"],
-            },
         )
         return replace(signed, **changes)
 

@@ -126,7 +126,7 @@ class Newcomer:
         """The header of a wrapped signature. `inner`: instead of the owner's; `wrapper`: other fields of the wrapper."""
         signed = self.payer.sign(quote, dialect)
         fields = {name: getattr(signed, name) for name in ("valid_after", "valid_before", "nonce")}
-        inner = bytes.fromhex(signed.signature_hex[2:]) if inner is None else inner
+        inner = signed.signature if inner is None else inner
         return self.payer.show(quote, dialect, **fields, signature=self.wallet.wrap(inner, **wrapper))
 
     async def pay(self, path: str, dialect: str = V2, **shown: Any) -> Any:
@@ -416,11 +416,11 @@ async def test_a_factory_that_uses_the_authorisation_itself_is_refused(harness: 
     quote = await newcomer.payer.quote(path)
     signed = newcomer.payer.sign(quote, V2)
     token = harness.cluster.playground.token.address
-    for payee in (signed.to, newcomer.payer.signer.address):
+    for payee in (signed.payee, newcomer.payer.signer.address):
         inside = encode_transfer_with_authorization(
             payer=signed.payer,
             payee=payee,
-            base_units=signed.value,
+            base_units=signed.base_units,
             valid_after=signed.valid_after,
             valid_before=signed.valid_before,
             nonce=signed.nonce,

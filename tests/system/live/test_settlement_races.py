@@ -242,7 +242,7 @@ async def test_a_caller_pays_the_quoted_price_to_the_quoted_wallet(harness: Harn
     assert (reply.status, reply.headers["Tollway-Price"]) == (200, "0.01 USDC"), reply.body
     assert await stall.earned() == PRICE_UNITS
     mixed = AuthorizationPayer(cluster=cluster, gateway=gateways[-1], api_id=stall.api_id, signer=call.wallet)
-    shown = mixed.show(quote, V2, value=PRICE_UNITS)  # the old price was never quoted for the new wallet
+    shown = mixed.show(quote, V2, base_units=PRICE_UNITS)  # the old price was never quoted for the new wallet
     assert (await call.send(headers=[shown])).status == 402
     assert (await balance_of(cluster, other.address), call.seen) == (START_USDC_UNITS, 1)
     await harness.stall.check_ledger()
