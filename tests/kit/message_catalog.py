@@ -31,7 +31,9 @@ def extract_messages() -> Iterator[tuple[str, str | None]]:
     """Each message once, with its plural, in the order of the templates. The labels of the navigation and the words of the module that pays are messages too."""
     environment = Environment(extensions=["jinja2.ext.i18n"])
     environment.policies["ext.i18n.trimmed"] = False
-    found: dict[str, str | None] = {one.label: None for one in (*PUBLIC_SECTIONS, *ADMIN_SECTIONS)}
+    sections = (*PUBLIC_SECTIONS, *ADMIN_SECTIONS)
+    found: dict[str, str | None] = {one.label: None for one in sections}
+    found |= {tab.label: None for one in sections for tab in one.tabs}
     for path in sorted(TEMPLATES.glob("*.j2")):
         for _, function, arguments in environment.extract_translations(path.read_text()):  # type: ignore[attr-defined]  # added by the extension
             message, *others = arguments if isinstance(arguments, tuple) else (arguments,)

@@ -273,6 +273,7 @@ class Settings(BaseSettings):
     operator_contact: Annotated[str | None, _parsed_by(parse_contact)] = None
     operator_logo: Annotated[Logo | None, _parsed_by(_read_logo)] = None
     terms_url: Annotated[str | None, _parsed_by(parse_page_url)] = None
+    docs_url: Annotated[str | None, _parsed_by(parse_page_url)] = None
     listen: Annotated[Listen, _parsed_by(parse_listen)] = Listen(host="127.0.0.1", port=8402)
     admin_listen: Annotated[Listen | None, _parsed_by(parse_admin_listen)] = Listen(
         host="127.0.0.1", port=9402
@@ -329,6 +330,7 @@ class Settings(BaseSettings):
             url=self.operator_url,
             contact=self.operator_contact,
             terms_url=self.terms_url,
+            docs_url=self.docs_url,
         )
 
     @property

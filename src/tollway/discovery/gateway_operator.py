@@ -15,15 +15,16 @@ _JPEG, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOperator:
-    """`name`: one clean line. `url`, `terms_url`: https. `contact`: `mailto:` or https. None: the settings do not say it."""
+    """`name`: one clean line. `url`, `terms_url`, `docs_url` (of the documentation): https. `contact`: `mailto:` or https. None: the settings do not say it."""
 
     name: str | None = None
     url: str | None = None
     contact: str | None = None
     terms_url: str | None = None
+    docs_url: str | None = None
 
     def to_json(self) -> dict[str, str]:
-        """The members that the settings give."""
+        """The members that the settings give. The documentation is linked by pages alone."""
         members = {
             "name": self.name,
             "url": self.url,

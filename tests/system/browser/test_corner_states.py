@@ -70,6 +70,7 @@ PUBLIC_AWAY: Rows = {path: (path, 503, AWAY) for path in ("/", "/apis/api_1", f"
 
 MY_FULL: Rows = {
     "overview": ("/my", 200, "USDC"),
+    "overview of sales": ("/my/selling", 200, "USDC"),
     "calls": ("/my/calls", 200, "Weather of the open sea"),
     "calls sold": ("/my/calls?role=provider", 200, "34 calls"),
     "credit": ("/my/credit", 200, "0.23"),
@@ -89,6 +90,7 @@ MY_FULL: Rows = {
 }
 MY_EMPTY: Rows = {
     "overview": ("/my", 200, "No call this month."),
+    "overview of sales": ("/my/selling", 200, "This wallet sells no API."),
     "calls": ("/my/calls", 200, "This wallet has made no call yet"),
     "calls sold": ("/my/calls?role=provider", 200, "Your APIs have no calls yet"),
     "credit": ("/my/credit", 200, "No payment yet"),

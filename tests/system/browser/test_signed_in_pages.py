@@ -189,7 +189,7 @@ async def test_pages_are_whole_without_javascript(browser: Browser, site: Site) 
         assert "from=2027-01-10" in page.url
         assert "groupBy=api" in page.url
         assert await page.get_by_role("rowheader", name="api_0").count() == 1
-        await page.get_by_role("navigation", name="My books").get_by_role("link", name="Calls").click()
+        await page.get_by_role("navigation", name="My calls").get_by_role("link", name="Calls").click()
         await page.get_by_text("Filters", exact=True).click()
         await page.get_by_label("Status").select_option("unknown")
         await page.get_by_role("button", name="Apply").click()

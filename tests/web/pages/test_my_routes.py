@@ -447,24 +447,6 @@ async def test_the_ticket_is_shown_to_payer_and_provider_only(harness: SignedInH
         assert (await harness.browser.get("/my/calls/call_77")).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("path", "marks"),
-    [
-        ("/my", [("/my", "page")]),
-        ("/my/calls/call_0", [("/my/calls", "true"), ("/my/calls", "true")]),
-        ("/my/apis/new", [("/my/apis", "true")]),
-        ("/my/calls", [("/my/calls", "page"), ("/my/calls", "page")]),
-    ],
-)
-async def test_the_navigations_mark_where_a_page_is(
-    harness: SignedInHarness, path: str, marks: list[tuple[str, str]]
-) -> None:
-    await harness.services.write_calls(MIXED[0])
-    await harness.sign_in()
-    text = (await harness.browser.get(path)).text.partition("<main")[0]
-    assert re.findall(r'href="([^"]*)" aria-current="([^"]*)"', text) == marks
-
-
 async def test_the_ticket_has_the_members_of_the_record(harness: SignedInHarness) -> None:
     await harness.services.write_calls(*MIXED)
     await harness.sign_in()

@@ -1,5 +1,6 @@
 """`/my` and `/my/spending`: what the pages show equals the sums of `/api/v2`, by asset, for the reader and for wallets that have named it."""
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from decimal import Decimal
@@ -48,6 +49,12 @@ def rows_of(text: str) -> list[list[str]]:
 # ---- Both halves.
 
 
+def halves_of(words: str) -> tuple[str, str]:
+    """The halves of `/my`, behind its navigation."""
+    _, calling, selling = re.split("My calls|My APIs", words.partition("Month 20")[2])
+    return calling, selling
+
+
 async def test_an_empty_half_is_one_line(harness: SignedInHarness) -> None:
     await harness.sign_in()
     words = (await harness.read("/my")).words
@@ -67,7 +74,7 @@ async def test_the_halves_have_the_money_of_the_month_by_asset(harness: SignedIn
     await harness.services.record_payment(30_000)  # it pays the debt of the reorged call first
     await harness.sign_in()
     words = (await harness.read("/my")).words
-    _, calling, selling = words.split("Selling", 2)  # the first is the navigation
+    calling, selling = halves_of(words)
     assert "0.03 USDC charged this month, on Sandbox" in calling
     assert "0.005 ETH charged this month" in calling
     assert "7 calls: 0.01 USDC released, 0.01 USDC held" in calling
@@ -75,10 +82,24 @@ async def test_the_halves_have_the_money_of_the_month_by_asset(harness: SignedIn
     assert "1 call without an outcome" in calling
     assert "This wallet sells no API." in selling
     await harness.sign_in(SELLER)
-    _, calling, selling = (await harness.read("/my")).words.split("Selling", 2)
+    calling, selling = halves_of((await harness.read("/my")).words)
     assert "No call this month." in calling
     assert "0.03 USDC charged this month" in selling
     assert "1 call to decide" in selling
+
+
+async def test_the_overview_of_each_side_begins_with_its_half_and_has_the_chart_of_it(
+    harness: SignedInHarness,
+) -> None:
+    await harness.services.write_calls(*MIXED, *({**one, "provider": READER.address} for one in MIXED))
+    await harness.sign_in()
+    charts = ("Calls by day", "Calls of your APIs by day")
+    for path, shown, hidden in (("/my", *charts), ("/my/selling", *reversed(charts))):
+        words = (await harness.read(path)).words
+        assert shown in words
+        assert hidden not in words
+    assert words.index("charged this month") < words.index("Credit left")
+    assert "0.04 USDC charged this month" in words
 
 
 async def test_listings_that_are_not_proved_are_counted(harness: SignedInHarness) -> None:

@@ -1,4 +1,4 @@
-"""The pages of a signed-in reader about sums: `/my` with what it calls and what it sells this month, and `/my/spending`. Read only.
+"""The pages of a signed-in reader about sums: `/my` and `/my/selling` with what it calls and what it sells this month, and `/my/spending`. Read only.
 
 The sums are those of `GET /api/v2/spending` and `GET /api/v2/sales`. A viewer reads the spending of a wallet that has named it, and the sales of its own listings alone.
 """
@@ -38,6 +38,8 @@ from tollway.web.pages.my_views import choose_wallet
 from tollway.web.pages.page_session import PageAccess, Reader
 from tollway.web.pages.public_views import name_network
 
+SELLING = "/my/selling"
+"""The same page as `/my`, with the sales first."""
 PAYMENTS_SUMMED_MAX = 200
 """Payments that the credit of `/my` is summed over, the newest first."""
 WALLETS_SUMMED_MAX = 10
@@ -51,7 +53,7 @@ _GROUP_OF: Mapping[SpendingGroup, SumGroup] = {
 
 
 class HomeFilters(BookParameters):
-    """The query of `/my`."""
+    """The query of `/my` and `/my/selling`."""
 
 
 class SpendingFilters(RangeParameters, BookParameters):
@@ -62,7 +64,13 @@ class SpendingFilters(RangeParameters, BookParameters):
 
 def my_sums_router(context: WebContext, access: PageAccess) -> Router:
     pages = SumPages(context, access)
-    return Router([access.page(HOME, pages.show_home), access.page("/my/spending", pages.show_spending)])
+    return Router(
+        [
+            access.page(HOME, pages.show_home),
+            access.page(SELLING, pages.show_home),
+            access.page("/my/spending", pages.show_spending),
+        ]
+    )
 
 
 class SumPages:
@@ -91,6 +99,7 @@ class SumPages:
             "my_home.j2",
             status=status_of_form(errors),
             errors=errors,
+            is_selling=request.scope["path"] == SELLING,
             month=format_time(from_ms)[:7],
             payer=str(payer),
             is_own=payer == reader.address,

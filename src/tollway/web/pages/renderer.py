@@ -50,8 +50,8 @@ FILTERS = {
     "split_code": split_code,
 }
 
-_BELOW = {"/": "/apis/", "/my": None}
-"""Where the pages below an entry of a navigation begin, if not at its own path. None for no page: `/my` is the overview, beside `/my/calls` and the others."""
+_BELOW = {"/": "/apis/", "/my": None, "/my/sales": None}
+"""Where the pages below an entry of a navigation begin, if not at its own path. None for no page: `/my` is an overview, beside `/my/calls` and the others."""
 _PERMISSIONS = "camera=(), geolocation=(), microphone=(), payment=()"
 _LOOPBACK = ("http://127.0.0.1", "http://localhost")
 
@@ -61,24 +61,46 @@ TestMoney = Literal["none", "some", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """An entry of the navigation. `label`: a key of the catalog of messages."""
+    """An entry of the navigation. `label`: a key of the catalog of messages. `tabs`: the pages of the section, the first one at its own `href`; empty for a section without."""
 
     href: str
     label: str
+    tabs: "Sequence[Section]" = ()
 
 
+HELD_SALES = "/my/sales?state=held"
 PUBLIC_SECTIONS = (
-    Section(href="/", label="APIs"),
-    Section(href="/my/calls", label="Calls"),
-    Section(href="/my/sales", label="Selling"),
+    Section(href="/", label="Find"),
+    Section(
+        href="/my",
+        label="My calls",
+        tabs=(
+            Section(href="/my", label="Overview"),
+            Section(href="/my/calls", label="Calls"),
+            Section(href="/my/credit", label="Credit"),
+            Section(href="/my/spending", label="Spending"),
+            Section(href="/my/wallets", label="Wallets"),
+        ),
+    ),
+    Section(
+        href="/my/selling",
+        label="My APIs",
+        tabs=(
+            Section(href="/my/selling", label="Overview"),
+            Section(href="/my/apis", label="APIs"),
+            Section(href="/my/sales", label="Sales"),
+            Section(href=HELD_SALES, label="Held"),
+        ),
+    ),
     Section(href="/status", label="Status"),
-    Section(href="/docs", label="Reference"),
+    Section(href="/docs", label="Docs"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What every page has around its content. `languages`: those that the reader may choose among. `account`: the wallet of a signed-in reader, whole; None without one."""
+    """What every page has around its content. `current`: the path of the page, or the `href` of its entry in the navigation. `languages`: those that the reader may
+    choose among. `account`: the wallet of a signed-in reader, whole; None without one."""
 
     sections: Sequence[Section]
     current: str
@@ -100,12 +122,18 @@ class Frame:
     def site_name(self) -> str:
         return self.operator.name or "Tollway"
 
-    def place_in(self, href: str) -> str:
-        """The value of `aria-current` for a link of a navigation: `page` for this page, `true` where this page is below it, else empty."""
-        if self.current == href:
+    def place_in(self, section: Section) -> str:
+        """The value of `aria-current` for a link of a navigation: `page` for this page, `true` where this page is below it or is another tab of it, else empty."""
+        if self.current == section.href:
             return "page"
-        below = _BELOW.get(href, f"{href}/")
-        return "true" if below is not None and self.current.startswith(below) else ""
+        below = _BELOW.get(section.href, f"{section.href}/")
+        is_below = below is not None and self.current.startswith(below)
+        return "true" if is_below or any(self.place_in(tab) for tab in section.tabs) else ""
+
+    @property
+    def section(self) -> Section | None:
+        """The section of this page; None for a page of none."""
+        return next((one for one in self.sections if self.place_in(one)), None)
 
 
 class PageRenderer:
@@ -148,9 +176,10 @@ class PageRenderer:
         *,
         account: str | None = None,
         canonical: str = "",
+        current: str | None = None,
         **records: object,
     ) -> str:
-        """The page as HTML. `records`: what the template names, beside `frame`."""
+        """The page as HTML. `records`: what the template names, beside `frame`. `current`: the entry of the navigation that the page is; None: that of its path."""
         language = choose_language(
             chosen=_read_cookie(scope, LANGUAGE_COOKIE),
             accept_language=_read_header(scope, b"accept-language"),
@@ -159,7 +188,7 @@ class PageRenderer:
         theme = _read_cookie(scope, THEME_COOKIE)
         frame = Frame(
             sections=self._sections,
-            current=scope["path"],
+            current=scope["path"] if current is None else current,
             theme=theme if theme in ("light", "dark") else "",
             language=language,
             languages=tuple(self._environments),

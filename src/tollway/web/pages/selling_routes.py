@@ -55,6 +55,7 @@ from tollway.web.pages.my_routes import ListForm, read_call_page
 from tollway.web.pages.my_views import NAME_LENGTH_MAX, ROWS_MAX, ListPages
 from tollway.web.pages.page_session import Fields, PageAccess, Reader, read_field, redirect_to
 from tollway.web.pages.public_views import name_network
+from tollway.web.pages.renderer import HELD_SALES
 from tollway.web.pages.selling_views import (
     CHOICES_MAX,
     LISTINGS_MAX,
@@ -432,6 +433,7 @@ class SalesPages:
             request,
             reader,
             "my_held.j2",
+            current=HELD_SALES,
             **_form_records(form, await self._list_listings(reader), {}),
             rows=page.calls,
             total=page.total,

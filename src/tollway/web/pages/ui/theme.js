@@ -11,7 +11,8 @@ function isDark() {
 for (const found of document.querySelectorAll("[data-theme-switch]")) {
   const button = /** @type {HTMLButtonElement} */ (found);
   const show = () => {
-    button.textContent = (isDark() ? button.dataset.light : button.dataset.dark) ?? "";
+    button.title = (isDark() ? button.dataset.light : button.dataset.dark) ?? "";
+    button.setAttribute("aria-label", button.title);
   };
   button.addEventListener("click", () => {
     const theme = isDark() ? "light" : "dark";
