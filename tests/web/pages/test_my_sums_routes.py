@@ -88,6 +88,26 @@ async def test_the_halves_have_the_money_of_the_month_by_asset(harness: SignedIn
     assert "1 call to decide" in selling
 
 
+async def test_the_same_days_of_the_month_before_are_a_line_and_a_sum(harness: SignedInHarness) -> None:
+    """Today is the 15th of January: the days from the 16th of December on are not compared."""
+    december = start_of_month(start_of_month(NOW_MS) - 1)
+    before = [
+        {**MIXED[0], "created_ms": december + day * DAY_MS, "price_units": 70_000, "taken_units": 70_000}
+        for day in (0, 14, 15, 30)
+    ]
+    await harness.services.write_calls(*MIXED, *before)
+    await harness.sign_in()
+    page = (await harness.browser.get("/my")).text
+    assert "(0.14 in the same days of the month before)" in PageReader(page).words
+    assert page.count('<path class="before"') == 1
+    assert "the month before" in PageReader(page.partition('class="legend"')[2].partition("</ul>")[0]).words
+    spending = (await harness.browser.get("/my/spending")).text
+    assert spending.count('<path class="before"') == 1
+    await harness.sign_in(THIRD)
+    await harness.services.write_calls({**MIXED[0], "payer": THIRD.address})
+    assert 'class="before"' not in (await harness.browser.get("/my")).text
+
+
 async def test_the_overview_of_each_side_begins_with_its_half_and_has_the_chart_of_it(
     harness: SignedInHarness,
 ) -> None:

@@ -1,35 +1,47 @@
 """Lays out charts of bars: from numbers to the geometry that a template draws as SVG, and the rows of the table beside it. Pure.
 
-Values of one step are stacked in their order, the first at the bottom. Lengths are in the units of the view box. A template draws; it computes nothing. The labels stand beside the
-picture, in a column of their own and below it, as text of the page: a bar never covers them, and they keep their size where the picture shrinks.
+Values of one step are stacked in their order, the first at the bottom. A template draws; it computes nothing. Heights are pixels. Places from left to right are shares of the
+width in percent, so that texts keep their size in every window; the outlines of bars and of the period before are in the units of a box that is stretched to that width.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-WIDTH, HEIGHT = 640, 140
-BOTTOM, TOP = 4, 12
-"""Room below the bars, and above the line of the highest value. The rows of `.marks` in `app.css` put the label of each line beside it."""
+WIDTH, HEIGHT = 640, 176
+BOTTOM, TOP = 24, 24
+"""Room below the bars for the ticks, and above the line of the highest value for the value of a bar."""
 GAP_SHARE = 0.25
 HEIGHT_MIN = 1.5
 """A value above zero is never invisible."""
 
 VALUE_MAX = 1e300
 """Larger values are drawn as this one: the sum of a step stays a number."""
+TICKS_MAX = 5
+TICK_LEFT_MAX = 82.0
+"""Percent. With at most five ticks and none in the last part, no date reaches another one in a window of 360 px."""
 SPARK_WIDTH, SPARK_HEIGHT = 60, 16
 _NICE = (1, 2, 5, 10)
-_PLAIN_MIN, _PLAIN_MAX = 1e-6, 1e9
+_PLAIN_MIN, _PLAIN_MAX = 1e-3, 1e9
 """Smaller and larger numbers are written with their power of ten."""
+_HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+_MONDAY_MS = 4 * _DAY_MS
+"""1970-01-05."""
+_TICK_UNITS_MS = (6 * _HOUR_MS, *(days * _DAY_MS for days in (1, 7, 14, 28, 56, 112)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartStep:
-    """One step of time. `values`: one of each series, 0 or more. `texts`: the same, as they are shown."""
+    """One step of time. `label`: of its row in the table. `short`: of its bar. `values`: one of each series, 0 or more. `texts`: the same, as they are shown.
+    `start_ms`: of the step, for the ticks."""
 
     label: str
+    short: str = ""
     values: Sequence[float]
     texts: Sequence[str]
+    start_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +64,27 @@ class ChartLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChartTick:
+    """A date below the bars. `left`: percent."""
+
+    left: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """A chart, and the steps that its table has as rows. `summary`: the sentence that stands for the picture. `series`: the names, in the order of the values."""
+    """A chart, and the steps that its table has as rows. `summary`: the sentence that stands for the picture. `series`: the names, in the order of the values.
+    `readings`: of each step, the position of each series that is not 0, with its text. `shown`: the positions of the series that are not 0 everywhere. `previous`: the outline of the period before; empty without one."""
 
     summary: str
     series: Sequence[str]
     steps: Sequence[ChartStep]
     bars: Sequence[ChartBar]
     lines: Sequence[ChartLine]
+    ticks: Sequence[ChartTick]
+    readings: Sequence[Sequence[tuple[int, str]]]
+    shown: Sequence[int]
+    previous: str
     is_empty: bool
     width: int = WIDTH
     height: int = HEIGHT
@@ -74,20 +99,15 @@ class BarChart:
             drawn.setdefault(bar.series, []).append(corner)
         return [(number, "".join(drawn[number])) for number in sorted(drawn)]
 
-    @property
-    def first_label(self) -> str:
-        return self.steps[0].label if self.steps else ""
 
-    @property
-    def last_label(self) -> str:
-        return self.steps[-1].label if self.steps else ""
-
-
-def lay_out_bars(steps: Sequence[ChartStep], *, series: Sequence[str], summary: str) -> BarChart:
+def lay_out_bars(
+    steps: Sequence[ChartStep], *, series: Sequence[str], summary: str, previous: Sequence[float] = ()
+) -> BarChart:
     """A chart with a bar for each step. Every step has a value of every series. Values that are no number count as 0. Where all values are of type int, no line
-    has a fraction as its value."""
+    has a fraction as its value. `previous`: the total of each step of the period before, from its first step on; it may be shorter."""
     heights = [[_limit(value) for value in step.values] for step in steps]
-    highest = max((sum(values) for values in heights), default=0.0)
+    before = [_limit(value) for value in previous[: len(steps)]]
+    highest = max((*(sum(values) for values in heights), *before), default=0.0)
     ceiling = round_up_nicely(highest)
     room = HEIGHT - BOTTOM - TOP
     slot = WIDTH / max(len(steps), 1)
@@ -111,17 +131,63 @@ def lay_out_bars(steps: Sequence[ChartStep], *, series: Sequence[str], summary: 
     are_counts = all(isinstance(value, int) for step in steps for value in step.values)
     lines = [
         ChartLine(y=round(HEIGHT - BOTTOM - room * share, 2), label=format_number(ceiling * share))
-        for share in (1.0, 0.5)
+        for share in (1.0, 0.5, 0.0)
         if not are_counts or (ceiling * share).is_integer()
     ]
+    drawn = {bar.series for bar in bars}
     return BarChart(
         summary=summary,
         series=tuple(series),
         steps=tuple(steps),
         bars=tuple(bars),
         lines=tuple(lines) if highest > 0 else (),
+        ticks=tuple(_place_ticks(steps)),
+        readings=tuple(
+            tuple((number, text) for number, text in enumerate(step.texts) if values[number] > 0)
+            for step, values in zip(steps, heights, strict=True)
+        ),
+        shown=tuple(number for number in range(len(series)) if number in drawn),
+        previous=_outline_before(before, ceiling, slot) if any(before) else "",
         is_empty=highest <= 0,
     )
+
+
+def _place_ticks(steps: Sequence[ChartStep]) -> list[ChartTick]:
+    """The steps in which a week begins, or another unit of time that has at most `TICKS_MAX` beginnings here."""
+    starts = [step.start_ms for step in steps if step.start_ms is not None]
+    if len(starts) < 2 or len(starts) != len(steps):
+        return []
+    length = starts[1] - starts[0]
+    for unit in _TICK_UNITS_MS:
+        zero = _MONDAY_MS if unit > _DAY_MS else 0
+        found = [
+            (number, start)
+            for number, start in enumerate(starts)
+            if (start + length - 1 - zero) // unit > (start - 1 - zero) // unit
+        ]
+        if unit >= length and len(found) <= TICKS_MAX:
+            lefts = [(round(100 * number / len(starts), 2), start) for number, start in found]
+            return [
+                ChartTick(left=left, label=format_tick(start, is_hour=unit < _DAY_MS))
+                for left, start in lefts
+                if left <= TICK_LEFT_MAX
+            ]
+    return []
+
+
+def format_tick(start_ms: int, *, is_hour: bool) -> str:
+    """A day as `2 Nov`, or an hour as `18:00`, in UTC."""
+    moment = datetime.fromtimestamp(start_ms / 1000, UTC)
+    return f"{moment:%H:%M}" if is_hour else f"{moment.day} {moment:%b}"
+
+
+def _outline_before(values: Sequence[float], ceiling: float, slot: float) -> str:
+    """A line at the height of each value, from step to step."""
+    room, parts = HEIGHT - BOTTOM - TOP, list[str]()
+    for number, value in enumerate(values):
+        y = round(HEIGHT - BOTTOM - room * value / ceiling, 1)
+        parts.append(f"{'V' if parts else 'M0 '}{y:g}H{round((number + 1) * slot, 1):g}")
+    return "".join(parts)
 
 
 def outline_spark(values: Sequence[float]) -> str:
@@ -154,7 +220,9 @@ def _limit(value: float) -> float:
 
 
 def format_number(value: float) -> str:
-    """With thousands separated by commas, and without superfluous decimals."""
+    """A value of a line: at most six characters for the room beside the picture, with `k` for thousands and `M` for millions."""
     if 0 < value < _PLAIN_MIN or value >= _PLAIN_MAX:
-        return f"{value:.3g}"
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.6f}".rstrip("0").rstrip(".")
+        return f"{value:.2g}".replace("e+", "e").replace("e0", "e").replace("e-0", "e-")
+    if value >= 1e4:
+        return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}k"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.4f}".rstrip("0").rstrip(".")

@@ -3,9 +3,11 @@
 The sums are those of `GET /api/v2/spending` and `GET /api/v2/sales`. A viewer reads the spending of a wallet that has named it, and the sales of its own listings alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import TypeVar
 
 from pydantic import Field
 from starlette.requests import Request
@@ -15,7 +17,7 @@ from starlette.routing import Router
 from tollway.errors import Refusal
 from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery, HistoryRole, PaymentQuery
-from tollway.ledger.sales import DAY_MS, GroupSum, SalesQuery, SpendingQuery, SumGroup, ceil_to
+from tollway.ledger.sales import DAY_MS, GroupSum, PeriodSums, SalesQuery, SpendingQuery, SumGroup, ceil_to
 from tollway.registry.catalog import ListingQuery
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import BookParameters
@@ -25,6 +27,7 @@ from tollway.web.pages.my_routes import HOME, ListForm, status_of_form
 from tollway.web.pages.my_sums_views import (
     DAY_ROWS_MAX,
     SUM_ROWS_MAX,
+    PeriodBefore,
     PeriodView,
     SpendingGroup,
     SpendingView,
@@ -50,6 +53,9 @@ _GROUP_OF: Mapping[SpendingGroup, SumGroup] = {
     "provider": "provider",
     "wallet": "wallet",
 }
+
+
+Q = TypeVar("Q", SalesQuery, SpendingQuery)
 
 
 class HomeFilters(BookParameters):
@@ -123,24 +129,24 @@ class SumPages:
 
     async def _read_calling(self, payer: Address, *, from_ms: int, to_ms: int) -> PeriodView:
         query = SpendingQuery(wallet=payer, step="day", from_ms=from_ms, to_ms=to_ms, group_by="wallet")
-        sums = await self._context.period_books.spending(query)
-        return view_period(
-            sums.rows,
-            self._context.profiles,
-            from_ms=from_ms,
-            to_ms=to_ms,
-            is_lower_bound=sums.complete_from_ms is not None,
-        )
+        return await self._view_period(query, self._context.period_books.spending)
 
     async def _read_selling(self, provider: Address, *, from_ms: int, to_ms: int) -> PeriodView:
         query = SalesQuery(wallet=provider, step="day", from_ms=from_ms, to_ms=to_ms)
-        sums = await self._context.period_books.sales(query)
+        return await self._view_period(query, self._context.period_books.sales)
+
+    async def _view_period(self, query: Q, read: Callable[[Q], Awaitable[PeriodSums]]) -> PeriodView:
+        """The sums of the month, and of the same days of the month before."""
+        sums = await read(query)
+        from_ms = start_of_month(query.from_ms - 1)
+        to_ms = min(query.from_ms, from_ms + query.to_ms - query.from_ms)
         return view_period(
             sums.rows,
             self._context.profiles,
-            from_ms=from_ms,
-            to_ms=to_ms,
+            from_ms=query.from_ms,
+            to_ms=query.to_ms,
             is_lower_bound=sums.complete_from_ms is not None,
+            before=await read_before(read, query, from_ms=from_ms, to_ms=to_ms),
         )
 
     async def _count_held(self, wallet: Address, role: HistoryRole) -> int:
@@ -182,6 +188,8 @@ class SumPages:
     ) -> SpendingView:
         wallets, are_more = await self._choose_wallets(reader, filters.wallet)
         rows: list[GroupSum] = []
+        earlier: list[GroupSum] | None = []
+        start_ms = max(0, 2 * from_ms - to_ms)
         complete_from_ms = wallets_summed = calls = 0
         for wallet in wallets:
             if calls >= self._context.limits.spending_calls_max:
@@ -198,6 +206,10 @@ class SumPages:
             wallets_summed += 1
             calls += sum(one.calls for row in sums.rows for one in row.by_state.values())
             complete_from_ms = max(complete_from_ms, sums.complete_from_ms or 0)
+            before = await read_before(
+                self._context.period_books.spending, query, from_ms=start_ms, to_ms=from_ms
+            )
+            earlier = None if before is None or earlier is None else [*earlier, *before.rows]
         profiles = self._context.profiles
         groups = view_groups(rows, filters.group, profiles, step=filters.step)
         rows_max = DAY_ROWS_MAX if filters.group == "day" else SUM_ROWS_MAX
@@ -208,7 +220,15 @@ class SumPages:
             rows=groups[:rows_max],
             rows_left_out=max(0, len(groups) - rows_max),
             totals=view_groups(rows, "", profiles),
-            charts=view_money_charts(rows, step=filters.step, from_ms=from_ms, to_ms=to_ms),
+            charts=view_money_charts(
+                rows,
+                step=filters.step,
+                from_ms=from_ms,
+                to_ms=to_ms,
+                before=None
+                if earlier is None
+                else PeriodBefore(rows=earlier, from_ms=start_ms, to_ms=from_ms),
+            ),
             wallets_summed=wallets_summed,
             are_more_wallets=are_more or wallets_summed < len(wallets),
             complete_from=format_time(complete_from_ms) if complete_from_ms else None,
@@ -227,6 +247,18 @@ class SumPages:
     async def _list_wallets(self, reader: Reader, chosen: str) -> tuple[tuple[str, bool], ...]:
         found, _ = await self._context.book_access.list_menu(reader.address)
         return choose_wallet(reader.address, [one.wallet for one in found], chosen)
+
+
+async def read_before(
+    read: Callable[[Q], Awaitable[PeriodSums]], query: Q, *, from_ms: int, to_ms: int
+) -> PeriodBefore | None:
+    """The sums of the period before that of the query; None where they are a lower bound, which nothing is compared with, and for hours, which are kept as days later."""
+    if query.step == "hour":
+        return None
+    sums = await read(replace(query, from_ms=from_ms, to_ms=to_ms))
+    if sums.complete_from_ms is not None:
+        return None
+    return PeriodBefore(rows=sums.rows, from_ms=from_ms, to_ms=to_ms)
 
 
 def start_of_month(now_ms: int) -> int:

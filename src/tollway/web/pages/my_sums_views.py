@@ -4,7 +4,7 @@ No sum adds two assets. Calls are added across assets: they are a number of call
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import quote, urlencode
 
@@ -18,11 +18,11 @@ from tollway.money import Asset
 from tollway.web.api.context import FindAsset
 from tollway.web.api.sums_routes import asset_of_sum
 from tollway.web.http.query import format_time
-from tollway.web.pages.chart_svg import BarChart, ChartStep, lay_out_bars
+from tollway.web.pages.chart_svg import BarChart, ChartStep, format_tick, lay_out_bars
 from tollway.web.pages.my_views import NAME_LENGTH_MAX
 from tollway.web.pages.public_views import name_network
 
-SUM_ROWS_MAX, DAY_ROWS_MAX = 25, 31
+SUM_ROWS_MAX, DAY_ROWS_MAX = 15, 31
 """Rows of a table of sums, and of one by day: a month has a row for each."""
 CHARTS_MAX = 3
 """Charts of money on a page: one for each asset, those with most calls."""
@@ -52,23 +52,45 @@ class SumView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodBefore:
+    """The sums of the period before, for the line of a chart. Its steps begin at `from_ms` and end before `to_ms`."""
+
+    rows: Sequence[GroupSum]
+    from_ms: int
+    to_ms: int
+
+    def of(self, key: SumKey) -> "PeriodBefore":
+        """The sums of one asset."""
+        return replace(self, rows=[row for row in self.rows if row.key == key])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodView:
-    """The sums of a period as a half of `/my`. `calls`: of all assets. `chart`: calls by day, by what became of their price."""
+    """The sums of a period as a half of `/my`. `totals_before`: of the same days of the month before. `calls`: of all assets. `chart`: calls by day, by what became of
+    their price."""
 
     totals: tuple[SumView, ...]
+    totals_before: tuple[SumView, ...]
     calls: int
     chart: BarChart
     is_lower_bound: bool
 
 
 def view_period(
-    rows: Sequence[GroupSum], profiles: Profiles, *, from_ms: int, to_ms: int, is_lower_bound: bool
+    rows: Sequence[GroupSum],
+    profiles: Profiles,
+    *,
+    from_ms: int,
+    to_ms: int,
+    is_lower_bound: bool,
+    before: PeriodBefore | None,
 ) -> PeriodView:
-    """The sums of the days from `from_ms` up to `to_ms`, which is not in them."""
+    """The sums of the days from `from_ms` up to `to_ms`, which is not in them. `before`: the same days of the month before."""
     return PeriodView(
         totals=view_groups(rows, "", profiles),
         calls=sum(one.calls for row in rows for one in row.by_state.values()),
-        chart=view_call_chart(rows, step="day", from_ms=from_ms, to_ms=to_ms),
+        totals_before=() if before is None else view_groups(before.rows, "", profiles),
+        chart=view_call_chart(rows, step="day", from_ms=from_ms, to_ms=to_ms, before=before),
         is_lower_bound=is_lower_bound,
     )
 
@@ -138,13 +160,22 @@ def _view_sum(
 # ---- Charts.
 
 
-def view_call_chart(rows: Sequence[GroupSum], *, step: Step, from_ms: int, to_ms: int) -> BarChart:
+def view_call_chart(
+    rows: Sequence[GroupSum], *, step: Step, from_ms: int, to_ms: int, before: PeriodBefore | None = None
+) -> BarChart:
     """The number of calls in each step, by what became of their price."""
-    return _lay_out(rows, lambda one: (one.calls, f"{one.calls:,}"), step=step, from_ms=from_ms, to_ms=to_ms)
+    return _lay_out(
+        rows,
+        lambda one: (one.calls, f"{one.calls:,}"),
+        step=step,
+        from_ms=from_ms,
+        to_ms=to_ms,
+        before=before,
+    )
 
 
 def view_money_charts(
-    rows: Sequence[GroupSum], *, step: Step, from_ms: int, to_ms: int
+    rows: Sequence[GroupSum], *, step: Step, from_ms: int, to_ms: int, before: PeriodBefore | None = None
 ) -> tuple[tuple[Asset, BarChart], ...]:
     """The money in each step, a chart for each of the `CHARTS_MAX` assets with most calls."""
     calls: dict[SumKey, int] = {}
@@ -163,6 +194,7 @@ def view_money_charts(
             step=step,
             from_ms=from_ms,
             to_ms=to_ms,
+            before=None if before is None else before.of(key),
         )
         charts.append((asset, chart))
     return tuple(charts)
@@ -175,26 +207,39 @@ def _lay_out(
     step: Step,
     from_ms: int,
     to_ms: int,
+    before: PeriodBefore | None,
 ) -> BarChart:
-    summed: dict[int, dict[SumState, CallSum]] = {}
-    for row in rows:
-        states = summed.setdefault(row.start_ms, {})
-        for state, one in row.by_state.items():
-            states[state] = states.get(state, CallSum()).plus(one)
+    summed = _sum_by_start(rows)
     starts = range(from_ms, to_ms, STEP_MS[step])
     width = max(1, -(-len(starts) // BARS_MAX))
-    steps = []
+    steps, previous = [], []
+    summed_before = {} if before is None else _sum_by_start(before.rows)
     for first in range(0, len(starts), width):
         merged = starts[first : first + width]
         measured = [measure(_add_up(summed, merged, state)) for state in _SHOWN]
         steps.append(
             ChartStep(
                 label=_label_steps(merged, step),
+                short=_shorten_steps(merged, step),
+                start_ms=merged[0],
                 values=tuple(value for value, _ in measured),
                 texts=tuple(shown for _, shown in measured),
             )
         )
-    return lay_out_bars(steps, series=_SHOWN, summary="")
+        if before is not None:
+            shift = before.from_ms - from_ms
+            moved = range(merged.start + shift, min(merged.stop + shift, before.to_ms), merged.step)
+            previous.append(sum(measure(_add_up(summed_before, moved, state))[0] for state in _SHOWN))
+    return lay_out_bars(steps, series=_SHOWN, summary="", previous=previous)
+
+
+def _sum_by_start(rows: Iterable[GroupSum]) -> dict[int, dict[SumState, CallSum]]:
+    summed: dict[int, dict[SumState, CallSum]] = {}
+    for row in rows:
+        states = summed.setdefault(row.start_ms, {})
+        for state, one in row.by_state.items():
+            states[state] = states.get(state, CallSum()).plus(one)
+    return summed
 
 
 def _add_up(summed: Mapping[int, Mapping[SumState, CallSum]], starts: range, state: SumState) -> CallSum:
@@ -208,6 +253,17 @@ def _label_steps(starts: range, step: Step) -> str:
     """The label of a bar. A long period has several steps in one bar."""
     first = _label_step(starts[0], step)
     return first if len(starts) == 1 else f"{first} – {_label_step(starts[-1], step)}"
+
+
+def _shorten_steps(starts: range, step: Step) -> str:
+    """The same, as it stands above a bar: `21 Nov`, `21 Nov 18:00`, `2 Nov – 8 Nov`."""
+    first, last = (_shorten_step(one, step) for one in (starts[0], starts[-1]))
+    return first if first == last else f"{first} – {last}"
+
+
+def _shorten_step(start_ms: int, step: Step) -> str:
+    day = format_tick(start_ms, is_hour=False)
+    return day if step == "day" else f"{day} {format_tick(start_ms, is_hour=True)}"
 
 
 def _label_step(start_ms: int, step: Step) -> str:
@@ -251,6 +307,11 @@ class SpendingView:
     wallets_summed: int
     are_more_wallets: bool
     complete_from: str | None
+
+    @property
+    def has_one_asset(self) -> bool:
+        """Whether all rows have the asset of the total above them, which no column repeats."""
+        return len({(one.currency, one.network) for one in self.rows}) == 1 and bool(self.rows[0].currency)
 
 
 def link_groups(given: Mapping[str, str], groups: Iterable[SpendingGroup]) -> Mapping[SpendingGroup, str]:

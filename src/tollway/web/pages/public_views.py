@@ -12,11 +12,12 @@ from tollway.chain.networks import NetworkProfile
 from tollway.discovery.operations import ApiOperation
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.ids import ChainId, ListingId
+from tollway.ledger.sales import DAY_MS
 from tollway.money import Price
 from tollway.registry.catalog import CatalogFacets, ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing
 from tollway.registry.quality import DayQuality
-from tollway.web.pages.chart_svg import BarChart, ChartStep, lay_out_bars
+from tollway.web.pages.chart_svg import BarChart, ChartStep, format_tick, lay_out_bars
 
 PROSE_LENGTH_MAX = 2_000
 OPERATIONS_SHOWN_MAX = 100
@@ -184,6 +185,8 @@ def view_calls_by_day(days: Sequence[DayQuality], *, series: tuple[str, str], su
     steps = [
         ChartStep(
             label=(_EPOCH + timedelta(days=one.day)).date().isoformat(),
+            short=format_tick(one.day * DAY_MS, is_hour=False),
+            start_ms=one.day * DAY_MS,
             values=(one.successes, one.calls - one.successes),
             texts=(f"{one.successes:,}", f"{one.calls - one.successes:,}"),
         )

@@ -48,6 +48,7 @@ FILTERS = {
     "aligned": align_amounts,
     "spark": outline_spark,
     "split_code": split_code,
+    "spark": outline_spark,
 }
 
 _BELOW = {"/": "/apis/", "/my": None, "/my/sales": None}
@@ -177,7 +178,7 @@ class PageRenderer:
         account: str | None = None,
         canonical: str = "",
         current: str | None = None,
-        **records: object,
+        **records: Any,
     ) -> str:
         """The page as HTML. `records`: what the template names, beside `frame`. `current`: the entry of the navigation that the page is; None: that of its path."""
         language = choose_language(
@@ -212,7 +213,7 @@ class PageRenderer:
         account: str | None = None,
         headers: Mapping[str, str] | None = None,
         path: str | None = None,
-        **records: object,
+        **records: Any,
     ) -> PageResponse:
         """A public page. It is compressed where the client reads gzip. `path`: that of its canonical URL; None: that of the request."""
         own_path = quote(request.scope["path"] if path is None else path)
@@ -233,10 +234,12 @@ class PageRenderer:
         account: str | None,
         status: int = 200,
         headers: Mapping[str, str] | None = None,
-        **records: object,
+        current: str | None = None,
+        **records: Any,
     ) -> PageResponse:
         """A page of a signed-in reader: never stored, and never compressed, because its length would show a secret beside chosen text (BREACH)."""
-        body = self.render(request.scope, template, account=account, canonical="", **records).encode()
+        html = self.render(request.scope, template, account=account, current=current, **records)
+        body = html.encode()
         own = {**self.headers(), "Cache-Control": CACHE_NEVER, **(headers or {})}
         return PageResponse(body, status_code=status, media_type=HTML, headers=own)
 

@@ -52,6 +52,7 @@ from tollway.web.pages.listing_form import (
     write_members,
 )
 from tollway.web.pages.my_routes import ListForm, read_call_page
+from tollway.web.pages.my_sums_routes import read_before
 from tollway.web.pages.my_views import NAME_LENGTH_MAX, ROWS_MAX, ListPages
 from tollway.web.pages.page_session import Fields, PageAccess, Reader, read_field, redirect_to
 from tollway.web.pages.public_views import name_network
@@ -393,7 +394,12 @@ class SalesPages:
                 errors = errors_by_parameter(refusal.problem)
         if parameters is not None and query is not None and parameters.state == "held":
             return await self._show_held(request, reader, form, parameters)
-        sums = PeriodSums(rows=()) if query is None else await self._context.period_books.sales(query)
+        books = self._context.period_books
+        sums = PeriodSums(rows=()) if query is None else await books.sales(query)
+        before = None
+        if query is not None and sums.rows:
+            from_ms = max(0, 2 * query.from_ms - query.to_ms)
+            before = await read_before(books.sales, query, from_ms=from_ms, to_ms=query.from_ms)
         listings = await self._list_listings(reader)
         profiles, kept = self._context.profiles, form.keep("step", "from", "to")
         return self._respond(
@@ -402,7 +408,9 @@ class SalesPages:
             "my_sales.j2",
             status=status_of(Code.VALIDATION_FAILED) if errors else 200,
             **_form_records(form, listings, errors),
-            assets=() if query is None else view_sales(sums, query, profiles, kept=kept, listings=listings),
+            assets=()
+            if query is None
+            else view_sales(sums, query, profiles, kept=kept, listings=listings, before=before),
             period=None if query is None else _describe_period(query),
             as_of=format_time(now_ms if sums.as_of_ms is None else min(now_ms, sums.as_of_ms)),
             complete_from=None if sums.complete_from_ms is None else format_time(sums.complete_from_ms),

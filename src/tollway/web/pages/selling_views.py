@@ -26,15 +26,15 @@ from tollway.registry.listing import Listing
 from tollway.web.api.sums_routes import STATES, add_totals, asset_of_sum
 from tollway.web.http.query import format_time
 from tollway.web.pages.chart_svg import BarChart
-from tollway.web.pages.my_sums_views import view_money_charts
+from tollway.web.pages.my_sums_views import PeriodBefore, view_money_charts
 from tollway.web.pages.my_views import NAME_LENGTH_MAX, ROWS_MAX
 from tollway.web.pages.public_views import name_network
 
 LISTINGS_MAX = ROWS_MAX
 """Rows of a page of listings."""
-SALES_ROWS_MAX = 15
+SALES_ROWS_MAX = 10
 """Listings in the table of sales of one asset, those with the most charged."""
-CHOICES_MAX = 20
+CHOICES_MAX = 16
 """APIs that the filter of the sales offers, the newest. Others are chosen with `apiId` in the address."""
 OPERATIONS_SHOWN_MAX = 50
 CSV_COLUMNS = (
@@ -110,8 +110,9 @@ def view_sales(
     *,
     kept: Mapping[str, str],
     listings: Sequence[ListingMatch],
+    before: PeriodBefore | None = None,
 ) -> tuple[AssetSalesView, ...]:
-    """`kept`: the range of the form, for the links to one listing. `listings`: of the provider, with their quality."""
+    """`before`: the sums of the period before. `kept`: the range of the form, for the links to one listing. `listings`: of the provider, with their quality."""
     p95_ms = {
         one.listing.id: one.reputation.quality.p95_ms
         for one in listings
@@ -119,7 +120,15 @@ def view_sales(
     }
     return tuple(
         _view_asset(
-            number, key, states, [row for row in sums.rows if row.key == key], query, profiles, kept, p95_ms
+            number,
+            key,
+            states,
+            [row for row in sums.rows if row.key == key],
+            query,
+            profiles,
+            kept,
+            p95_ms,
+            before,
         )
         for number, (key, states) in enumerate(add_totals(sums.rows).items())
     )
@@ -134,6 +143,7 @@ def _view_asset(
     profiles: Mapping[ChainId, NetworkProfile],
     kept: Mapping[str, str],
     p95_ms: Mapping[ListingId, int],
+    before: PeriodBefore | None,
 ) -> AssetSalesView:
     by_listing: dict[str, dict[SumState, CallSum]] = {}
     names: dict[str, str] = {}
@@ -153,7 +163,7 @@ def _view_asset(
             for group in order[:SALES_ROWS_MAX]
         ),
         rows_left_out=max(0, len(order) - SALES_ROWS_MAX),
-        chart=None if asset_of_sum(key) is None else _draw(rows, query),
+        chart=None if asset_of_sum(key) is None else _draw(rows, query, before),
     )
 
 
@@ -186,9 +196,11 @@ def _format(one: CallSum, key: SumKey) -> str:
     return "0" if asset is None else asset.format_units(one.units)
 
 
-def _draw(rows: Sequence[GroupSum], query: SalesQuery) -> BarChart:
+def _draw(rows: Sequence[GroupSum], query: SalesQuery, before: PeriodBefore | None) -> BarChart:
     """Money by step, of rows in one asset."""
-    ((_, chart),) = view_money_charts(rows, step=query.step, from_ms=query.from_ms, to_ms=query.to_ms)
+    ((_, chart),) = view_money_charts(
+        rows, step=query.step, from_ms=query.from_ms, to_ms=query.to_ms, before=before
+    )
     return chart
 
 
