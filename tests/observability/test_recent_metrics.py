@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tollway.observability.alert_limits import EVENT_WINDOW_S
-from tollway.observability.recent_metrics import SAMPLE_INTERVAL_S, RecentMetrics, find_quantile
+from tollway.observability.recent_metrics import KEPT_S, SAMPLE_INTERVAL_S, RecentMetrics, find_quantile
 from tollway.observability.telemetry import Metrics
 
 
@@ -45,8 +45,9 @@ async def test_samples_are_dropped_when_no_window_needs_them() -> None:
     for _ in range(1_000):
         clock.s += SAMPLE_INTERVAL_S
         await recent.sample()
-    assert len(recent._samples) == EVENT_WINDOW_S / SAMPLE_INTERVAL_S + 1
-    assert recent.find_increase(EVENT_WINDOW_S).seconds == EVENT_WINDOW_S
+    assert len(recent._samples) == KEPT_S / SAMPLE_INTERVAL_S + 1
+    for window_s in (EVENT_WINDOW_S, KEPT_S):
+        assert recent.find_increase(window_s).seconds == window_s
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,12 @@ from pydantic import Secret
 
 from tollway.audit_log import AuditLog, AuditOrigin
 from tollway.chain.nodes import ChainsWithNodes
+from tollway.cli.audit_report import describe_held, describe_report, describe_rewrite
 from tollway.cli.run_records import note_audit, note_backup
 from tollway.config.settings import Settings, load_settings
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.ids import TxHash
-from tollway.ledger.ledger import AuditReport, OperatorLedger
+from tollway.ledger.ledger import OperatorLedger
 from tollway.observability.telemetry import configure_logging, redact_entry
 from tollway.registry.catalog import Catalog
 from tollway.registry.moderation import Moderation, parse_reason
@@ -243,40 +244,17 @@ def audit(
             "rewrittenPeriods": rewritten,
             "recorded": note is None,
         }
-        lines = list(_describe_report(report, payments_are="released" if release else "held"))
+        details = describe_held(report, services.settings.networks, now_ms=time.time_ns() // 1_000_000)
+        answer["held"] = [one for one in details if one["kind"] == "call" or not release]
+        lines = list(describe_report(report, details, payments_are="released" if release else "held"))
         lines += [f"released: {released}"] if release else []
-        lines += [_describe_rewrite(rewritten)] if rewrite else []
+        lines += [describe_rewrite(rewritten)] if rewrite else []
         lines += [note] if note else []
         print_result(answer, lines, as_json)
         if not (report.is_balanced if rewrite else report.is_right):
             raise typer.Exit(FAILED)
 
     run_with_services(ctx, work, config, as_json=as_json, access="write" if is_change else "read")
-
-
-def _describe_report(report: AuditReport, *, payments_are: str) -> Iterator[str]:
-    verdict = "the ledger balances" if report.is_balanced else "THE LEDGER DOES NOT BALANCE"
-    yield f"{verdict}: {report.payments} payments, {report.calls} calls"
-    yield from (f"wrong: {line}" for line in report.wrong)
-    yield from _describe_periods(report)
-    yield from (f"held call: {call_id}" for call_id in report.held_calls)
-    yield from (f"{payments_are} payment: {payment}" for payment in report.held_payments)
-
-
-def _describe_periods(report: AuditReport) -> Iterator[str]:
-    """The verdict about closed hours and days. A difference is no reason to hold money: calls decide, sums only tell."""
-    waiting = f"; {report.marked_periods} wait to be written again" if report.marked_periods else ""
-    if not report.wrong_periods:
-        yield f"{report.closed_periods} closed hours and days equal their calls{waiting}"
-        return
-    yield f"CLOSED HOURS OR DAYS DIFFER FROM THEIR CALLS: {report.closed_periods} compared{waiting}"
-    yield from (f"wrong: {line}" for line in report.wrong_periods)
-
-
-def _describe_rewrite(count: int) -> str:
-    if not count:
-        return "no closed hour or day has to be written again"
-    return f"closed hours and days to be written again: {count}; the gateway that leads writes up to 500 of them a minute. Run the audit again until it names none"
 
 
 def admit(

@@ -390,9 +390,24 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMoney:
+    """A call without an end, or a payment that is not spendable. `id`: of the call, or the hash of the transaction. `asset` (`Asset.key`), `chain_id`, `payer` None: of a call
+    of a free API. `units`: ledger units of the asset."""
+
+    is_call: bool
+    id: str
+    payer: Address | None
+    chain_id: ChainId | None
+    asset: str | None
+    units: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
     """The result of checking the balance equation. `wrong`: a line for each payment that differs from the sum of its calls, and for each
-    call that holds more or less than its state requires. `held_calls`: `unknown` and `settling`, oldest first.
+    call that holds more or less than its state requires. `held_calls`: `unknown` and `settling`, oldest first. `held`: the same calls, then the held payments, with what
+    each holds.
 
     `closed_periods`: the closed hours and days that were compared with their calls; `wrong_periods` has lines about the sums that differ,
     `wrong_period_starts` the start of each such period, in milliseconds.
@@ -407,6 +422,7 @@ class AuditReport:
     marked_periods: int = 0
     wrong_periods: tuple[str, ...] = ()
     wrong_period_starts: tuple[int, ...] = ()
+    held: tuple["HeldMoney", ...] = ()
 
     @property
     def is_balanced(self) -> bool:

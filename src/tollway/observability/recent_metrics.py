@@ -1,14 +1,15 @@
-"""What the metrics of this process gained in the last minutes, for the operator's pages: samples of counters and buckets, kept for `EVENT_WINDOW_S`."""
+"""What the metrics of this process gained in the last minutes, for the operator's pages: samples of counters and buckets, kept for an hour."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tollway.observability.alert_limits import EVENT_WINDOW_S
 from tollway.observability.plain_metrics import LabelValues, PlainCounter, PlainHistogram
 from tollway.observability.telemetry import Metrics
 
 SAMPLE_INTERVAL_S = 30.0
+KEPT_S = 3_600.0
+"""No window of a finding is longer (`EVENT_WINDOW_S`), and the operator's pages show the last hour."""
 
 Counts = Mapping[LabelValues, float]
 Buckets = tuple[int, ...]
@@ -78,7 +79,7 @@ class RecentMetrics:
         """Keeps a sample, and drops those that no window needs any more."""
         samples = self._samples
         samples.append(self._read())
-        while len(samples) > 1 and samples[1].seconds <= samples[-1].seconds - EVENT_WINDOW_S:
+        while len(samples) > 1 and samples[1].seconds <= samples[-1].seconds - KEPT_S:
             samples.popleft()
 
     def find_increase(self, window_s: float) -> MetricsSample:

@@ -306,4 +306,6 @@ class SuspendedListing:
     name: str
     provider: Address
     suspended_ms: int
+    price: str
+    currency: str
     reason: str = ""

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WALLET = "0x" + "ab" * 20
 REFRESH_MS = 10_000
-FRESH = "Figures are refreshed; load the page again for states and findings."
+FRESH = re.compile("are refreshed")
 STALE = "The last refresh failed, and the figures are old. Load the page again."
 HIDE = "Object.defineProperty(document, 'hidden', {{ configurable: true, get: () => {0} }}); true"
 
@@ -131,6 +131,84 @@ async def test_figures_are_refreshed_in_front_until_the_button_stops_it(
         await page.unroute("**/admin/api/*")
         await page.clock.fast_forward(REFRESH_MS)
         await expect(note).to_have_text(FRESH)
+
+
+async def test_findings_and_trends_are_refreshed_like_figures(browser: Browser, site: Site) -> None:
+    """A list is drawn again when its items change, with links of its own; one that does not change keeps the focus."""
+    finding = {
+        "level": "stopped",
+        "text": "<b>No node</b>",
+        "alert": "ChainAway",
+        "command": None,
+        "page": "/chains",
+    }
+    command = {
+        "level": "upkeep",
+        "text": "Old",
+        "alert": None,
+        "command": "tollway gateway doctor",
+        "page": None,
+    }
+    answers = [[finding, command], [finding, command], []]
+    async with watch_operator_page(browser, await site.make_link()) as watched:
+        page = watched.page
+
+        async def answer(route: Route) -> None:
+            response = await route.fetch()
+            content = await response.json()
+            content["findings"] = answers.pop(0)
+            content["trends"]["callsPerSecond"] = {"usual": "0.25", "outline": "M0 16v-9h5v9z"}
+            await route.fulfill(response=response, json=content)
+
+        await page.clock.install()
+        await page.route("**/admin/api/overview", answer)
+        await watched.goto("/")
+        findings = page.locator("[data-live-list] > li")
+        await page.clock.fast_forward(REFRESH_MS)
+        await expect(findings).to_have_count(2)
+        await expect(findings.first).to_contain_text("stopped <b>No node</b>")
+        await expect(findings.first.get_by_role("link", name="ChainAway")).to_have_attribute(
+            "href", "/runbooks/ChainAway"
+        )
+        await expect(findings.first.get_by_role("link", name="Look")).to_have_attribute("href", "/chains")
+        await expect(findings.last.get_by_role("link")).to_have_count(0)
+        await expect(findings.last.locator("code")).to_have_text("tollway gateway doctor")
+        await expect(page.locator("[data-live-outline]").first).to_have_attribute("d", "M0 16v-9h5v9z")
+        await expect(page.locator('[data-live="trends.callsPerSecond.usual"]')).to_have_text("0.25")
+        await watched.check()
+        await findings.first.get_by_role("link", name="Look").focus()
+        await page.clock.fast_forward(REFRESH_MS)
+        await expect(findings.first.get_by_role("link", name="Look")).to_be_focused()
+        await page.clock.fast_forward(REFRESH_MS)
+        await expect(page.get_by_text("Nothing needs you now")).to_be_visible()
+        await expect(findings).to_have_count(0)
+        await watched.check()
+
+
+async def test_the_keyboard_alone_suspends_restores_blocks_and_audits(browser: Browser, site: Site) -> None:
+    async with watch_operator_page(browser, await site.make_link()) as watched:
+        page = watched.page
+        await watched.push('nav a[href="/listings"]')
+        await page.wait_for_url("**/listings")
+        await watched.push("details summary")
+        await watched.tab_to('[id^="suspend-"]')
+        await page.keyboard.type("under review")
+        await watched.push('[action$="/suspension"] button')
+        await expect(page.get_by_role("button", name="Restore Sample quotes")).to_be_visible()
+        await watched.push('[action$="/suspension"] button')
+        await expect(page.get_by_text("No listing is suspended.")).to_be_visible()
+        await watched.push('nav a[href="/wallets"]')
+        await page.wait_for_url("**/wallets")
+        await watched.tab_to("#address")
+        await page.keyboard.type(WALLET)
+        await watched.push('[action="/admin/api/wallets/block"] button')
+        await expect(page.get_by_role("button", name="Unblock")).to_be_visible()
+        await watched.push('[action$="/block"] button')
+        await expect(page.get_by_role("button", name="Unblock")).to_be_hidden()
+        await watched.push('nav a[href="/books"]')
+        await page.wait_for_url("**/books")
+        await watched.push('[action="/admin/api/audit"] button')
+        await expect(page.get_by_text("This gateway process has run no audit")).to_be_hidden()
 
 
 async def test_without_javascript_the_figures_are_there_and_no_button_promises_more(

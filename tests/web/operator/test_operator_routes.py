@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.kit.admin_pages import (
     sign_in,
 )
 from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin
+from tests.kit.pages import PageReader
 from tests.kit.waits import bounded
 from tollway.app.lifecycle import App
 from tollway.ids import ChainId
@@ -117,7 +119,7 @@ async def test_gateways_that_ended_stand_apart_from_those_that_are_alive(
 async def test_each_finding_leads_to_its_runbook(app: App, browser: httpx.AsyncClient) -> None:
     await sign_in(app, browser)
     page = (await browser.get("/")).text
-    assert '<a href="/runbooks/ChainAway">ChainAway</a>' in page
+    assert re.search('<a href="/runbooks/ChainAway"[^>]*>ChainAway</a>', page)
     for path in re.findall(r'href="(/runbooks/\w+)"', page):
         shown = await browser.get(path)
         assert shown.status_code == 200
@@ -219,6 +221,21 @@ async def test_each_refreshed_figure_is_in_the_json_of_its_page(
 
 
 # ---- Changes.
+
+
+async def test_listings_have_their_price_their_calls_and_their_state(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    price = f"{LISTING.price.text} {LISTING.currency}"
+    served = PageReader((await browser.get("/listings")).text).words.partition("Served")[2]
+    assert f"{LISTING.name} {price} a call active few calls in 30 days" in served
+    await app.catalog.revise(replace(LISTING, status="paused"), expected_revision=LISTING.revision)
+    assert " paused " in PageReader((await browser.get("/listings")).text).words
+    await send_form(browser, "/listings", SUSPENSION, reason="under review")
+    suspended = PageReader((await browser.get("/listings")).text).words.partition("Served")[0]
+    assert f"{LISTING.name} {price} suspended since" in suspended
+
 
 SUSPENSION = f"/admin/api/listings/{LISTING.id}/suspension"
 BLOCK = f"/admin/api/wallets/{ALICE}/block"

@@ -1,10 +1,12 @@
 """The figures of the operator's first page."""
 
+import re
 from dataclasses import replace
 
 from tests.web.operator.test_findings import BUILD, GATEWAY, LEADER, QUIET, STILL, times
 from tollway.observability.fleet import DutyLeader
-from tollway.web.operator.overview import list_figures, overview_json
+from tollway.observability.recent_metrics import MetricsSample
+from tollway.web.operator.overview import TREND_STEP_S, TREND_STEPS, list_figures, list_trends, overview_json
 
 CALLS = {
     ("charged",): 50.0,
@@ -66,3 +68,28 @@ def test_each_gateway_has_its_release_and_what_it_leads() -> None:
     assert (here["name"], here["version"], here["schema"]) == (BUILD.name, BUILD.version, BUILD.schema)
     assert (here["isThis"], here["isAlive"], here["leads"]) == (True, True, "watcher, sweeper")
     assert (there["version"], there["isThis"], there["isAlive"], there["leads"]) == (None, False, False, "–")
+
+
+def test_a_figure_has_its_trend_of_the_last_hour_and_what_it_usually_is() -> None:
+    """Each step of five minutes has one call a second more than the one before, from 1 to 12."""
+
+    def find_window(seconds: float) -> MetricsSample:
+        steps = range(TREND_STEPS - round(seconds / TREND_STEP_S) + 1, TREND_STEPS + 1)
+        return replace(STILL, seconds=seconds, calls={("charged",): TREND_STEP_S * sum(steps)})
+
+    trend = list_trends(find_window)["callsPerSecond"]
+    assert trend["usual"] == "6.50"
+    heights = [float(one) for one in re.findall(r"v-([0-9.]+)h", trend["outline"])]
+    assert len(heights) == TREND_STEPS
+    assert heights == sorted(heights)
+    assert list_trends(find_window)["otherFailures"] == {"usual": "0", "outline": ""}
+
+
+def test_a_gateway_that_has_just_started_has_no_trend() -> None:
+    trends = list_trends(lambda seconds: replace(STILL, seconds=min(seconds, 200.0), calls=CALLS))
+    assert trends["callsPerSecond"] == {"usual": "–", "outline": ""}
+
+
+def test_a_renewal_is_shown_as_its_age() -> None:
+    facts = replace(QUIET, gateways=[replace(GATEWAY, seen_ms=QUIET.now_ms - 9_000)])
+    assert overview_json(facts, own_id="a")["gateways"][0]["lastRenewal"] == "9 s ago"

@@ -411,7 +411,14 @@ class CatalogStore:
     async def list_suspended(self) -> tuple[SuspendedListing, ...]:
         columns = listing_table.c
         statement = (
-            select(columns.id, columns.name, columns.provider, columns.suspended_ms)
+            select(
+                columns.id,
+                columns.name,
+                columns.provider,
+                columns.suspended_ms,
+                columns.price,
+                columns.currency,
+            )
             .where(columns.suspended_ms.is_not(None), columns.retired_ms.is_(None))
             .order_by(columns.suspended_ms.desc(), columns.id)
             .limit(SUSPENDED_MAX)
@@ -429,6 +436,8 @@ class CatalogStore:
                     name=row.name,
                     provider=Address(row.provider),
                     suspended_ms=row.suspended_ms,
+                    price=row.price,
+                    currency=row.currency,
                     reason=reasons.get((row.id, row.suspended_ms), ""),
                 )
                 for row in rows

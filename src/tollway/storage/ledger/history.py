@@ -41,7 +41,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from tollway.ids import Address, CallId, TxHash
+from tollway.ids import Address, CallId, ChainId, TxHash
 from tollway.ledger.history import (
     HistoryPage,
     HistoryQuery,
@@ -53,7 +53,7 @@ from tollway.ledger.history import (
     PaymentPlace,
     PaymentQuery,
 )
-from tollway.ledger.ledger import AuditReport
+from tollway.ledger.ledger import AuditReport, HeldMoney
 from tollway.ledger.records import AUTHORIZED_RAILS, TAKING, UNDECIDED, CallRecord, CallState, Payment
 from tollway.limits import Limits
 from tollway.storage.engine.database import Database
@@ -450,12 +450,14 @@ LINES_MAX = 1_000
 def audit(connection: Connection) -> AuditReport:
     """Audits the ledger and its closed periods in one snapshot. Reads every row: seconds for millions of calls."""
     periods = audit_periods(connection, lines_max=LINES_MAX)
+    held_calls, held_payments = tuple(_held_calls(connection)), tuple(_held_payments(connection))
     return AuditReport(
         payments=_count_rows(connection, payment_table.c.id),
         calls=_count_rows(connection, call_table.c.id),
         wrong=(*_wrong_payments(connection), *_wrong_calls(connection), *_wrong_debts(connection)),
-        held_calls=tuple(_held_calls(connection)),
-        held_payments=tuple(_held_payments(connection)),
+        held_calls=tuple(CallId(one.id) for one in held_calls),
+        held_payments=tuple(one.id for one in held_payments),
+        held=(*held_calls, *held_payments),
         closed_periods=periods.compared,
         marked_periods=periods.marked,
         wrong_periods=periods.wrong,
@@ -555,20 +557,47 @@ def _wrong_debts(connection: Connection) -> Iterator[str]:
         )
 
 
-def _held_calls(connection: Connection) -> Iterator[CallId]:
+def _held_calls(connection: Connection) -> Iterator[HeldMoney]:
     columns = call_table.c
-    query = select(columns.id).where(columns.state.in_([state.value for state in UNDECIDED]))
-    for call_id in connection.execute(
-        query.order_by(columns.created_ms, columns.id).limit(LINES_MAX)
-    ).scalars():
-        yield CallId(call_id)
+    query = (
+        select(
+            columns.id,
+            columns.payer,
+            columns.price_units,
+            columns.created_ms,
+            call_terms_table.c.chain_id,
+            call_terms_table.c.asset,
+        )
+        .join_from(call_table, call_terms_table)
+        .where(columns.state.in_([state.value for state in UNDECIDED]))
+        .order_by(columns.created_ms, columns.id)
+        .limit(LINES_MAX)
+    )
+    for row in connection.execute(query):
+        yield HeldMoney(
+            is_call=True,
+            id=row.id,
+            payer=None if row.payer is None else Address(row.payer),
+            chain_id=None if row.chain_id is None else ChainId(row.chain_id),
+            asset=row.asset,
+            units=row.price_units,
+            since_ms=row.created_ms,
+        )
 
 
-def _held_payments(connection: Connection) -> Iterator[str]:
+def _held_payments(connection: Connection) -> Iterator[HeldMoney]:
     columns = payment_table.c
-    query = select(columns.tx_hash).where(columns.is_held).order_by(columns.id).limit(LINES_MAX)
-    for tx_hash in connection.execute(query).scalars():
-        yield str(TxHash(tx_hash))
+    query = select(payment_table).where(columns.is_held).order_by(columns.id).limit(LINES_MAX)
+    for row in connection.execute(query):
+        yield HeldMoney(
+            is_call=False,
+            id=str(TxHash(row.tx_hash)),
+            payer=Address(row.payer),
+            chain_id=ChainId(row.chain_id),
+            asset=row.asset,
+            units=row.value_units - row.taken_units,
+            since_ms=row.recorded_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)

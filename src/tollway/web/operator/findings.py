@@ -139,7 +139,7 @@ def _find_stopped(facts: OverviewFacts) -> Iterator[OperatorFinding]:
     for network in facts.networks:
         if not network["reachable"]:
             since = network.get("unreachableSince")
-            words = f"No node of {network['name']} responds" + (f" since {since}" if since else "")
+            words = f"No node of {network['name']} responds" + (f" since {_shorten(since)}" if since else "")
             yield OperatorFinding(severity=Severity.STOPPED, text=words, alert="ChainAway", page="/chains")
     missing = [leader.duty for leader in facts.leaders if not leader.is_led]
     if missing:
@@ -210,7 +210,7 @@ def _find_rails(facts: OverviewFacts) -> Iterator[OperatorFinding]:
     for network in facts.networks:
         for gone in network["withdrawn"]:
             rails = ", ".join(gone["rails"])
-            words = f"{network['name']}: {rails} withdrawn since {gone['since']} ({gone['reason']})"
+            words = f"{network['name']}: {rails} withdrawn since {_shorten(gone['since'])} ({gone['reason']})"
             yield OperatorFinding(
                 severity=Severity.DEGRADED, text=words, alert="RailWithdrawn", page="/chains"
             )
@@ -323,6 +323,11 @@ def find_phases(recent: MetricsSample) -> dict[str, float]:
         if phase not in EXTERNAL_PHASES
     }
     return {phase: seconds for phase, seconds in found.items() if seconds is not None}
+
+
+def _shorten(moment: str) -> str:
+    """A moment of RFC 3339 to the minute."""
+    return f"{moment[:10]} {moment[11:16]} UTC"
 
 
 def format_age(seconds: float) -> str:

@@ -54,6 +54,7 @@ from tollway.web.operator.operator_context import AdminContext
 from tollway.web.operator.overview import read_overview
 from tollway.web.operator.sign_in import SIGN_OUT
 from tollway.web.pages.page_session import redirect_to
+from tollway.web.pages.public_views import find_prices
 
 AUDIT_ENTRIES_SHOWN = 50
 FOUND_SHOWN = 20
@@ -206,6 +207,7 @@ class AdminRoutes:
                 "name": join_lines(one.name),
                 "provider": str(one.provider),
                 "since": format_time(one.suspended_ms),
+                "price": f"{one.price} {one.currency}",
                 "reason": join_lines(one.reason),
             }
             for one in await self._context.web.catalog.list_suspended()
@@ -221,6 +223,10 @@ class AdminRoutes:
                     "id": one.listing.id,
                     "name": join_lines(one.listing.name),
                     "provider": str(one.listing.provider),
+                    "prices": find_prices(one.listing),
+                    "currency": one.listing.currency,
+                    "state": one.listing.status,
+                    "quality": one.reputation.quality,
                 }
                 for one in found.found
             ],

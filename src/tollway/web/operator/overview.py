@@ -1,13 +1,24 @@
-"""The first page of the operator: its facts, read from the process and the database, its figures, and its gateways."""
+"""The first page of the operator: its facts, read from the process and the database, its figures with their trend over the last hour, and its gateways."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from tollway.errors import Code
-from tollway.observability.alert_limits import OWN_FAILURES_WINDOW_S
+from tollway.observability.alert_limits import (
+    CALL_PHASE_P95_MAX_S,
+    OWN_FAILURES_MAX,
+    OWN_FAILURES_WINDOW_S,
+    SETTLING_AGE_MAX_S,
+)
 from tollway.observability.fleet import GatewayRecord
 from tollway.observability.metric_table import DURATION_BUCKETS_S, OWN_FAILURES
-from tollway.observability.recent_metrics import MetricsSample, find_quantile
+from tollway.observability.recent_metrics import (
+    SAMPLE_INTERVAL_S,
+    MetricsSample,
+    find_increase,
+    find_quantile,
+)
 from tollway.web.api.network_routes import describe_status
 from tollway.web.http.problems import status_of
 from tollway.web.http.query import format_time
@@ -20,6 +31,7 @@ from tollway.web.operator.findings import (
     format_age,
 )
 from tollway.web.operator.operator_context import AdminContext
+from tollway.web.pages.chart_svg import outline_spark
 
 _QUOTED = frozenset(code.value for code in Code if status_of(code) == status_of(Code.PAYMENT_REQUIRED))
 _OTHER_FAILURES = frozenset(
@@ -28,6 +40,9 @@ _OTHER_FAILURES = frozenset(
     if status_of(code) >= status_of(Code.INTERNAL_ERROR) and code not in OWN_FAILURES
 )
 """Server errors that are not the gateway's own: of providers, and refusals of load."""
+TREND_STEPS, TREND_STEP_S = 12, 300.0
+"""The last hour, as steps of five minutes."""
+Measure = Callable[[MetricsSample], float]
 _PHASE_WORDS = {"read_head": "request checks"}
 """Words for a phase whose name in the metrics does not say what it is."""
 
@@ -64,6 +79,8 @@ def overview_json(facts: OverviewFacts, *, own_id: str) -> dict[str, Any]:
     findings = find_findings(facts)
     return {
         "figures": {**list_figures(facts), "findings": str(len(findings))},
+        "trends": list_trends(facts.find_increase),
+        "normal": NORMAL,
         # The order of their starts: a row of the page stays the row of its gateway while figures are refreshed.
         "gateways": [
             _gateway_json(one, facts, own_id=own_id)
@@ -94,8 +111,70 @@ def list_figures(facts: OverviewFacts) -> dict[str, str]:
         "heldPayments": count(facts.held_payments, 10_000),
         "suspendedListings": str(facts.suspended),
         "blockedWallets": str(facts.blocked),
-        "asOf": format_time(facts.now_ms),
+        "asOf": f"{format_time(facts.now_ms)[11:19]} UTC",
     }
+
+
+NORMAL: Mapping[str, str] = {
+    "ownFailures": f"{OWN_FAILURES_MAX:.0%}",
+    "ownP95": f"{CALL_PHASE_P95_MAX_S * 1000:.0f} ms",
+    "findings": "0",
+    "unknownCalls": "0",
+    "settlingCalls": f"{SETTLING_AGE_MAX_S // 60:.0f} min",
+    "heldPayments": "0",
+}
+"""What a figure is at most while all is well: the limits of the alerts; for settling calls the age of each."""
+
+
+def list_trends(find_window: Callable[[float], MetricsSample]) -> dict[str, dict[str, str]]:
+    """Of each figure of the traffic that changes: what it usually is (the median of the steps), and the outline of its small picture. Empty before the first
+    two steps."""
+    steps = _split_hour(find_window)
+    if len(steps) < 2:
+        return {name: {"usual": "–", "outline": ""} for name in _TRENDS}
+    return {
+        name: _describe_trend([measure(step) for step in steps], show)
+        for name, (measure, show) in _TRENDS.items()
+    }
+
+
+def _describe_trend(values: Sequence[float], show: Callable[[float], str]) -> dict[str, str]:
+    return {"usual": show(median(values)), "outline": outline_spark(values)}
+
+
+def _split_hour(find_window: Callable[[float], MetricsSample]) -> list[MetricsSample]:
+    """What the metrics gained in each step of the last hour since the start, the oldest first."""
+    steps: list[MetricsSample] = []
+    newer: MetricsSample | None = None
+    for number in range(1, TREND_STEPS + 1):
+        window = find_window(number * TREND_STEP_S)
+        step = window if newer is None else find_increase(newer, window)
+        if step.seconds < SAMPLE_INTERVAL_S:
+            break
+        steps.append(step)
+        newer = window
+    return steps[::-1]
+
+
+def _find_own_p95(step: MetricsSample) -> float:
+    return max(find_phases(step).values(), default=0.0)
+
+
+def _show_rate(value: float) -> str:
+    return f"{value:.2f}"
+
+
+_TRENDS: Mapping[str, tuple[Measure, Callable[[float], str]]] = {
+    "callsPerSecond": (lambda step: step.calls_count / step.seconds, _show_rate),
+    "paymentRequiredPerSecond": (lambda step: _count(step, _QUOTED) / step.seconds, _show_rate),
+    "ownFailures": (count_own_failures, "{:.0f}".format),
+    "otherFailures": (lambda step: _count(step, _OTHER_FAILURES), "{:.0f}".format),
+    "upstreamP95": (
+        lambda step: find_quantile(0.95, DURATION_BUCKETS_S, step.upstream) or 0.0,
+        lambda value: _format_s(value or None),
+    ),
+    "ownP95": (_find_own_p95, lambda value: _format_s(value or None)),
+}
 
 
 def _list_traffic(recent: MetricsSample) -> dict[str, str]:
@@ -139,6 +218,6 @@ def _gateway_json(one: GatewayRecord, facts: OverviewFacts, *, own_id: str) -> d
         "schema": None if build is None else build.schema,
         "isAlive": one.is_alive,
         "since": format_time(one.started_ms),
-        "lastRenewal": format_time(one.seen_ms),
+        "lastRenewal": f"{format_age(max(0, facts.now_ms - one.seen_ms) / 1000)} ago",
         "leads": ", ".join(duties) or "–",
     }

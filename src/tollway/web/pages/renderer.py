@@ -46,7 +46,6 @@ FILTERS = {
     "split_time": split_time,
     "decimal": format_decimal,
     "aligned": align_amounts,
-    "spark": outline_spark,
     "split_code": split_code,
     "spark": outline_spark,
 }

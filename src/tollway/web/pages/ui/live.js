@@ -1,7 +1,9 @@
 // Refreshes the figures of a page every 10 s, into the text nodes that are there, while the tab is in front. A button stops it. A sentence says what is not refreshed, and when the
 // last refresh failed.
 //
-// The button names the JSON of the page; `data-live` of an element is a path into it, such as `networks.0.nodes.1.head`. `data-none` is the text of a null.
+// The button names the JSON of the page; `data-live` of an element is a path into it, such as `networks.0.nodes.1.head`. `data-none` is the text of a null. `data-live-outline` is
+// the path of an outline. A list with `data-live-list` is drawn again from its template when its items change: `data-item` names the member that is the text of an element, and
+// an element whose member is null is left out.
 
 const INTERVAL_MS = 10000;
 let isStopped = false;
@@ -30,6 +32,49 @@ async function refresh(source) {
     const text = value === null ? node.dataset.none : typeof value === "object" ? undefined : String(value ?? "");
     if (value !== undefined && text !== undefined && node.textContent !== text) node.textContent = text;
   }
+  for (const found of document.querySelectorAll("[data-live-outline]")) {
+    found.setAttribute("d", String(find(content, found.getAttribute("data-live-outline") ?? "") ?? ""));
+  }
+  for (const found of document.querySelectorAll("[data-live-list]")) drawList(/** @type {HTMLElement} */ (found), content);
+}
+
+/** @type {Map<HTMLElement, string>} */
+const drawn = new Map();
+
+/**
+ * @param {HTMLElement} list
+ * @param {unknown} content
+ */
+function drawList(list, content) {
+  const path = list.dataset.liveList ?? "";
+  const items = find(content, path);
+  const template = list.querySelector("template");
+  const state = JSON.stringify(items);
+  if (!Array.isArray(items) || template === null || drawn.get(list) === state) return;
+  drawn.set(list, state);
+  list.replaceChildren(template, ...items.map((item) => fill(template, item)));
+  for (const empty of document.querySelectorAll(`[data-live-empty="${path}"]`)) empty.toggleAttribute("hidden", items.length > 0);
+}
+
+/**
+ * @param {HTMLTemplateElement} template
+ * @param {Record<string, string | null>} item
+ */
+function fill(template, item) {
+  const copy = /** @type {DocumentFragment} */ (template.content.cloneNode(true));
+  for (const found of copy.querySelectorAll("[data-item], [data-item-if]")) {
+    const node = /** @type {HTMLElement} */ (found);
+    const value = item[node.dataset.itemIf ?? node.dataset.item ?? ""];
+    if (value === null || value === undefined) {
+      node.remove();
+      continue;
+    }
+    if (node.dataset.item) node.textContent = value;
+    if (node.dataset.itemClass) node.className = node.dataset.itemClass + value;
+    if (node.dataset.itemHref) node.setAttribute("href", node.dataset.itemHref + value);
+    if (node.dataset.itemPage) node.setAttribute("href", value);
+  }
+  return copy;
 }
 
 for (const found of document.querySelectorAll("[data-live-switch]")) {
