@@ -315,10 +315,12 @@ async def test_the_list_has_price_state_and_calls_and_the_suspended_ones(setup: 
     await setup.harness.publish(name="Of another wallet")
     setup.wallet = read_wallet(setup.key_file).address
     paused = await setup.harness.publish(status="paused", name="=Paused")
-    await setup.harness.publish(name="Quiet")
-    suspended = await setup.harness.publish(name="Suspended")
+    unused, suspended = [
+        await setup.harness.publish(name=name) for name in ("Suspended before its first call", "Suspended")
+    ]
     origin = operator_origin(1, reason="under review")
-    await suspend_listing(setup.harness.stores.catalog, ListingId(suspended["id"]), origin=origin)
+    for one in (unused, suspended):
+        await suspend_listing(setup.harness.stores.catalog, ListingId(one["id"]), origin=origin)
     setup.sales = [
         {"apiId": one["id"], "apiName": one["name"], "calls": calls}
         for one, calls in (
@@ -330,14 +332,14 @@ async def test_the_list_has_price_state_and_calls_and_the_suspended_ones(setup: 
     ]
     shown = json.loads((await setup.run("listing", "list")).stdout)
     assert [tuple(row.values())[1:] for row in shown["listings"]] == [
-        ("Quiet", "0.010", "USDC", "active", 0),
         ("=Paused", "0.010", "USDC", "paused", 7),
-        ("Suspended", None, None, "suspended", 4),
+        ("Suspended", "0.010", "USDC", "suspended", 4),
+        ("Suspended before its first call", "0.010", "USDC", "suspended", 0),
     ]
     assert (shown["total"], shown["isLowerBound"]) == (3, False)
     lines = (await setup.run("listing", "list", "--csv")).stdout.splitlines()
     assert lines[0] == "id,name,pricePerRequest,currency,state,calls30d"
-    assert lines[2] == f"{paused['id']},'=Paused,0.010,USDC,paused,7"
+    assert lines[1] == f"{paused['id']},'=Paused,0.010,USDC,paused,7"
     assert (await setup.run("listing", "list", "--csv", "--json")).exit_code == 2
 
 

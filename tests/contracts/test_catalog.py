@@ -323,6 +323,9 @@ async def test_a_provider_lists_its_own_listings_suspended_ones_last(catalog: Ca
     assert [one.listing.suspended_ms for one in listed] == [None, None, 5]
     page = await catalog.list_own(own[0].provider, limit=1, offset=1)
     assert [one.listing.name for one in page] == ["a"]
+    suspended = await catalog.list_own(own[0].provider, limit=10, offset=0, only_suspended=True)
+    assert [one.listing.name for one in suspended] == ["c"]
+    assert await catalog.list_own(BOB, limit=10, offset=0, only_suspended=True) == ()
 
 
 @pytest.mark.parametrize("field", ["retired_ms", "suspended_ms"])

@@ -1,7 +1,6 @@
 """`tollway listing list`: the listings of your wallet as a table, CSV or JSON.
 
-The list itself is the gateway's public one, so it leaves out what the operator has suspended. The sums of your sales name such a listing where it had calls in
-the last 30 days, and the gateway's refusal to show it says that it is suspended.
+The list itself is the gateway's public one, which leaves out what the operator has suspended. The gateway names such listings to their provider alone, by a signed request.
 """
 
 import sys
@@ -72,14 +71,11 @@ def read_own_listings(client: TollwayClient) -> OwnListings:
     sales = client.fetch_document(requests.show_sales({"step": "day"}))
     calls = _count_calls(list_objects(sales.get("sales")))
     found, total = _search_own(client)
-    hidden = [api_id for api_id in calls if api_id not in {row.get("id") for row in found}]
-    ids = [*(format_value(row.get("id")) for row in found), *hidden[:LISTINGS_MAX]]
+    suspended = list_objects(client.fetch_document(requests.list_suspended()).get("apis"))
+    ids = [format_value(row.get("id")) for row in found]
     with ThreadPoolExecutor(LOOKUPS_AT_ONCE_MAX) as pool:
         states = dict(zip(ids, pool.map(lambda api_id: _read_state(client, api_id), ids), strict=True))
-    names = {format_value(row.get("apiId")): row.get("apiName") for row in list_objects(sales.get("sales"))}
-    suspended = [
-        {"id": api_id, "name": names[api_id]} for api_id in hidden if states.get(api_id) == "suspended"
-    ]
+    states |= {format_value(row.get("id")): "suspended" for row in suspended}
     return OwnListings(
         listings=[
             {

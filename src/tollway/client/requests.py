@@ -101,6 +101,11 @@ def search_apis(words: str | None, query: Mapping[str, object]) -> ControlReques
     return list_apis({"q": words or None, **query})
 
 
+def list_suspended() -> ControlRequest:
+    """The suspended listings of the wallet itself."""
+    return ControlRequest(method="GET", path="/apis?suspended=true", is_signed=True, entries="apis")
+
+
 def describe_listing(api_id: str, page: int = 1) -> ControlRequest:
     query = {"page": page} if page != 1 else {}
     return ControlRequest(method="GET", path=f"/apis/{_encode_segment(api_id)}/agent" + _encode_query(query))

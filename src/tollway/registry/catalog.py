@@ -279,9 +279,11 @@ class Catalog(Protocol):
         document."""
         ...
 
-    async def list_own(self, provider: Address, *, limit: int, offset: int) -> tuple[ListingMatch, ...]:
+    async def list_own(
+        self, provider: Address, *, limit: int, offset: int, only_suspended: bool = False
+    ) -> tuple[ListingMatch, ...]:
         """The listings of a provider that are not retired: the newest first, and after them the suspended ones. Also those whose ownership is not proved,
-        where searches return proved listings only."""
+        where searches return proved listings only. `only_suspended`: the suspended ones alone."""
         ...
 
     async def count_facets(self, words: str | None) -> CatalogFacets:

@@ -452,6 +452,22 @@ async def test_an_unknown_id_is_404(harness: Harness, method: str, listing_id: s
     assert (answer.status_code, code_of(answer)) == (404, "api_not_found")
 
 
+async def test_a_provider_alone_lists_its_suspended_listings(harness: Harness) -> None:
+    created = await harness.publish()
+    await harness.publish(name="Served")
+    listing = await harness.stored(created["id"])
+    await harness.stores.catalog.revise(replace(listing, suspended_ms=1), expected_revision=1)
+    path = f"{APIS}?suspended=true"
+    own = await harness.send("GET", path, wallet=ALICE)
+    assert [one["id"] for one in own.json()["apis"]] == [created["id"]]
+    assert (own.json()["total"], own.headers["cache-control"]) == (1, "no-store")
+    assert (await harness.send("GET", path, wallet=BOB)).json()["apis"] == []
+    assert (await harness.send("GET", path, wallet=None)).status_code == 401
+    for query in ("suspended=false", "suspended=true&page=2", "suspended=true&q=x"):
+        refused = await harness.send("GET", f"{APIS}?{query}", wallet=ALICE)
+        assert (refused.status_code, code_of(refused)) == (422, "validation_failed"), query
+
+
 async def test_a_suspended_api_is_refused(harness: Harness) -> None:
     created = await harness.publish()
     listing = await harness.stored(created["id"])

@@ -373,7 +373,9 @@ class CatalogStore:
 
         return await self._database.read(work)
 
-    async def list_own(self, provider: Address, *, limit: int, offset: int) -> tuple[ListingMatch, ...]:
+    async def list_own(
+        self, provider: Address, *, limit: int, offset: int, only_suspended: bool = False
+    ) -> tuple[ListingMatch, ...]:
         columns = listing_table.c
         statement = (
             select(columns.seq)
@@ -382,6 +384,8 @@ class CatalogStore:
             .limit(limit)
             .offset(offset)
         )
+        if only_suspended:
+            statement = statement.where(columns.suspended_ms.is_not(None))
         return await self._database.read(
             lambda connection: _read_matches(connection, connection.scalars(statement).all())
         )

@@ -17,7 +17,7 @@ from starlette.routing import Route, Router
 from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ChainId, ListingId, parse_network
 from tollway.money import Price
-from tollway.registry.catalog import ListingQuery, Sort
+from tollway.registry.catalog import ListingPage, ListingQuery, Sort
 from tollway.registry.text import find_refused_character
 from tollway.validation import WireError, value_error
 from tollway.web.api.auth_routes import client_address_of
@@ -89,6 +89,11 @@ class ListingParameters(QueryModel):
     network: Annotated[ChainId | None, parsed(parse_network)] = None
     tag: Annotated[str, Field(max_length=TAG_LENGTH_MAX), AfterValidator(_check_plain_text)] | None = None
     min_success_rate: Annotated[float | None, parsed(_parse_rate)] = None
+    suspended: Literal["true"] | None = None
+    """Asks for the suspended listings of the wallet that proves itself."""
+
+    def as_query(self) -> ListingQuery:
+        return ListingQuery(**{name: value for name, value in self if name != "suspended"})
 
     @classmethod
     def check_between(
@@ -102,11 +107,13 @@ class ListingParameters(QueryModel):
                 yield "currency", (("sort",), "needs_currency", "sorting by price needs currency")
         if sort == "relevance" and values.get("words") is None:
             yield "currency", (("sort",), "needs_q", "sorting by relevance needs q")
+        if "suspended" in given and len(given) > 1:
+            yield "suspended", (("suspended",), "alone", "suspended has no other parameter beside it")
 
 
 def parse_listing_query(raw: bytes) -> ListingQuery:
     """The query of `GET /apis`. Raises Refusal (422) with all errors."""
-    return ListingQuery(**dict(read_query(ListingParameters, raw)))
+    return read_query(ListingParameters, raw).as_query()
 
 
 def listing_router(context: WebContext) -> Router:
@@ -133,11 +140,22 @@ class ListingRoutes:
 
     async def list_listings(self, request: Request) -> Response:
         raw: bytes = request.scope["query_string"]
-        query = parse_listing_query(raw)
+        parameters = read_query(ListingParameters, raw)
+        if parameters.suspended is not None:
+            return await self._list_suspended(request)
+        query = parameters.as_query()
         page = await self._context.catalog.search(query)
         given = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True)
         link = page_links(f"{self._context.encoder.public_url}/api/v2/apis", given, page, query)
         return _json_response(render_json(page_json(self._context.encoder, page, query)), {"Link": link})
+
+    async def _list_suspended(self, request: Request) -> Response:
+        """The listings of the wallet that proves itself which the operator has suspended: a search leaves them out, and nobody else reads them."""
+        provider = (await self._context.authenticate(request)).address
+        found = await self._context.catalog.list_own(provider, limit=LIMIT_MAX, offset=0, only_suspended=True)
+        page = ListingPage(found=found, total=len(found))
+        content = page_json(self._context.encoder, page, ListingQuery(limit=LIMIT_MAX))
+        return _json_response(render_json(content), {"Cache-Control": "no-store"})
 
     async def show_listing(self, request: Request) -> Response:
         listing_id = ListingId(request.path_params["apiId"])
