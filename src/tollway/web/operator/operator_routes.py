@@ -57,7 +57,7 @@ from tollway.web.pages.page_session import redirect_to
 from tollway.web.pages.public_views import find_prices
 
 AUDIT_ENTRIES_SHOWN = 50
-FOUND_SHOWN = 20
+FOUND_SHOWN = 14
 CALLS_SHOWN = 15
 """Open calls of each state on the page; its JSON has up to a hundred."""
 
