@@ -33,6 +33,7 @@ def frame_at(path: str) -> Frame:
         account=None,
         operator=GatewayOperator(),
         logo_path=None,
+        now_ms=0,
     )
 
 

@@ -497,7 +497,9 @@ async def test_the_days_of_an_api_are_a_chart_and_a_table(
     page = PageReader(answer.text)
     assert "7 paid calls in the last 30 days" in page.words
     assert "2026-11-21 5 2" in page.words
-    assert 'role="img" aria-label="7 paid calls in the last 30 days"' in answer.text
+    assert '<figcaption id="calls-words">7 paid calls in the last 30 days</figcaption>' in answer.text
+    assert 'role="img" aria-labelledby="calls-words"' in answer.text
+    assert 'role="img" title="21 Nov: 5 succeeded, 2 failed"' in answer.text
     assert [len(re.findall("M", one)) for one in re.findall(r'class="bar .*? d="(.*?)"', answer.text)] == [
         1,
         1,

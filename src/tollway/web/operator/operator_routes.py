@@ -140,7 +140,8 @@ class AdminRoutes:
     # ---- What is shown.
 
     async def show_overview(self, request: Request) -> Response:
-        return respond_page(request, "admin_overview.j2", **await read_overview(self._context))
+        found = await read_overview(self._context)
+        return respond_page(request, "admin_overview.j2", runbooks=list(self._context.runbooks), **found)
 
     async def get_overview(self, request: Request) -> Response:
         return JSONResponse(await read_overview(self._context), headers=NO_STORE)

@@ -105,7 +105,7 @@ class Reference:
         return ReferenceOperation(
             line=line,
             description=operation.get("description", ""),
-            credentials=[name for one in operation.get("security", ()) for name in one],
+            credentials=_list_credentials(operation.get("security", ())),
             parameters=[
                 self._resolve(one) for one in (*item.get("parameters", ()), *operation.get("parameters", ()))
             ],
@@ -150,6 +150,11 @@ def _group_of(path: str, operation: Mapping[str, Any]) -> str:
     """The first tag of the operation; without one, the resource of its path below `/api/v2`."""
     tags = operation.get("tags")
     return str(tags[0]) if tags else path.removeprefix("/api/v2/").split("/")[0].capitalize()
+
+
+def _list_credentials(security: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The credentials of which an operation needs one; none where it also works without (an empty alternative)."""
+    return [] if {} in security else [name for one in security for name in one]
 
 
 def _list_contents(part: Mapping[str, Any]) -> Contents:

@@ -3,7 +3,7 @@
 //
 // The button names the JSON of the page; `data-live` of an element is a path into it, such as `networks.0.nodes.1.head`. `data-none` is the text of a null. `data-live-outline` is
 // the path of an outline. A list with `data-live-list` is drawn again from its template when its items change: `data-item` names the member that is the text of an element, and
-// an element whose member is null is left out.
+// an element whose member is null is left out. `data-item-link` gets a copy of the link of the page with that address (`data-live-links`): no address comes from the response.
 
 const INTERVAL_MS = 10000;
 let isStopped = false;
@@ -52,8 +52,15 @@ function drawList(list, content) {
   const state = JSON.stringify(items);
   if (!Array.isArray(items) || template === null || drawn.get(list) === state) return;
   drawn.set(list, state);
-  list.replaceChildren(template, ...items.map((item) => fill(template, item)));
+  list.replaceChildren(...list.querySelectorAll("template"), ...items.map((item) => fill(template, item)));
   for (const empty of document.querySelectorAll(`[data-live-empty="${path}"]`)) empty.toggleAttribute("hidden", items.length > 0);
+}
+
+/** @param {string} path */
+function copyLink(path) {
+  const links = /** @type {HTMLTemplateElement | null} */ (document.querySelector("template[data-live-links]"));
+  const found = [...(links?.content.children ?? [])].find((one) => one.getAttribute("href") === path);
+  return found?.cloneNode(true);
 }
 
 /**
@@ -62,17 +69,16 @@ function drawList(list, content) {
  */
 function fill(template, item) {
   const copy = /** @type {DocumentFragment} */ (template.content.cloneNode(true));
-  for (const found of copy.querySelectorAll("[data-item], [data-item-if]")) {
+  for (const found of copy.querySelectorAll("[data-item], [data-item-if], [data-item-link]")) {
     const node = /** @type {HTMLElement} */ (found);
-    const value = item[node.dataset.itemIf ?? node.dataset.item ?? ""];
+    const value = item[node.dataset.itemIf ?? node.dataset.itemLink ?? node.dataset.item ?? ""];
     if (value === null || value === undefined) {
       node.remove();
       continue;
     }
     if (node.dataset.item) node.textContent = value;
     if (node.dataset.itemClass) node.className = node.dataset.itemClass + value;
-    if (node.dataset.itemHref) node.setAttribute("href", node.dataset.itemHref + value);
-    if (node.dataset.itemPage) node.setAttribute("href", value);
+    if (node.dataset.itemLink) node.append(copyLink((node.dataset.itemFolder ?? "") + value) ?? value);
   }
   return copy;
 }
