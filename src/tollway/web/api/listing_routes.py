@@ -72,7 +72,7 @@ PageNumber = Annotated[int, whole_number(1, PAGE_MAX)]
 
 
 class ListingParameters(QueryModel):
-    """The query of `GET /apis`, with the field names of `ListingQuery`."""
+    """The query of `GET /apis`, with the field names of `ListingQuery`, and `suspended`: of the wallet that proves itself."""
 
     words: Words | None = Field(None, alias="q")
     price_nano_max: Annotated[int | None, parsed(lambda text: Price.parse(text).nano)] = Field(
@@ -90,7 +90,6 @@ class ListingParameters(QueryModel):
     tag: Annotated[str, Field(max_length=TAG_LENGTH_MAX), AfterValidator(_check_plain_text)] | None = None
     min_success_rate: Annotated[float | None, parsed(_parse_rate)] = None
     suspended: Literal["true"] | None = None
-    """Asks for the suspended listings of the wallet that proves itself."""
 
     def as_query(self) -> ListingQuery:
         return ListingQuery(**{name: value for name, value in self if name != "suspended"})
@@ -151,10 +150,10 @@ class ListingRoutes:
 
     async def _list_suspended(self, request: Request) -> Response:
         """The listings of the wallet that proves itself which the operator has suspended: a search leaves them out, and nobody else reads them."""
-        provider = (await self._context.authenticate(request)).address
-        found = await self._context.catalog.list_own(provider, limit=LIMIT_MAX, offset=0, only_suspended=True)
-        page = ListingPage(found=found, total=len(found))
-        content = page_json(self._context.encoder, page, ListingQuery(limit=LIMIT_MAX))
+        own = (await self._context.authenticate(request)).address
+        found = await self._context.catalog.list_own(own, limit=LIMIT_MAX, offset=0, only_suspended=True)
+        query, page = ListingQuery(limit=LIMIT_MAX), ListingPage(found=found, total=len(found))
+        content = page_json(self._context.encoder, page, query)
         return _json_response(render_json(content), {"Cache-Control": "no-store"})
 
     async def show_listing(self, request: Request) -> Response:
