@@ -100,7 +100,7 @@ def run(registry: Registry) -> Callable[..., Result]:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tollway.cli.caller.is_for_people", lambda as_json: not as_json)
+    monkeypatch.setattr("tollway.cli.inputs.is_for_people", lambda as_json: not as_json)
 
 
 def test_a_pipe_gets_the_page_as_the_gateway_wrote_it(run: Callable[..., Result], registry: Registry) -> None:

@@ -24,7 +24,6 @@ from tollway.cli.inputs import (
     AllowHttp,
     AsJson,
     Budget,
-    CallerSession,
     Chains,
     Gateway,
     KeyFile,
@@ -38,7 +37,7 @@ from tollway.cli.inputs import (
     has_key,
     read_content,
     read_headers,
-    split_nodes,
+    read_session,
 )
 from tollway.cli.output import is_for_people, open_console, print_failure, print_quote
 from tollway.cli.response_output import ResponseOutput, print_payment
@@ -106,6 +105,7 @@ OutputFile = Annotated[
 
 
 def call(
+    ctx: typer.Context,
     api_id: ListingId,
     path: TargetPath = "",
     method: Method = None,
@@ -136,21 +136,7 @@ def call(
         ResponseOutput(output, as_json=as_json) as response_output,
     ):
         body = read_body(content, form or [])
-        session = CallerSession(
-            gateway=gateway,
-            allow_http=allow_http,
-            key_file=key_file,
-            rpc=split_nodes(rpc),
-            store=store,
-            max_price=max_price,
-            max_fee=max_fee,
-            budget=budget,
-            wait_s=wait_s,
-            rail=rail,
-            chains=tuple(chain or ()),
-            before_signing=progress.keep_quote,
-            on_progress=progress.show,
-        )
+        session = read_session(ctx, before_signing=progress.keep_quote, on_progress=progress.show)
         with (
             session.open(is_signing=has_key(key_file)) as client,
             client.stream(

@@ -9,45 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from tollway.cli.inputs import (
-    DEFAULT_GATEWAY,
-    AllowHttp,
-    AsJson,
-    Gateway,
-    explained_caller_failures,
-    open_client,
-)
+from tollway.cli.inputs import Caller, caller_command
 from tollway.cli.outline import print_outline
-from tollway.cli.output import (
-    is_for_people,
-    print_json,
-    print_search_results,
-)
+from tollway.cli.output import print_json, print_search_results
 from tollway.client import CallerFailure, TollwayClient, requests
 from tollway.client.call_io import ControlRequest
 from tollway.discovery.search_text import CLOSEST_MAX, FILTERS, advise_search, read_names
 
 
-def show_listing(
-    ctx: typer.Context,
-    api_id: Annotated[str, typer.Argument(metavar="ID")],
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    as_json: AsJson = False,
-) -> None:
-    with explained_caller_failures(as_json=as_json):
-        with open_client(ctx, is_signing=False) as client:
-            document = (
-                client.fetch_agent_document(api_id)
-                if is_for_people(as_json=as_json)
-                else client.fetch_document(requests.show_listing(api_id))
-            )
-        if is_for_people(as_json=as_json):
-            print_outline(
-                {**{name: document[name] for name in FIRST_MEMBERS if name in document}, **document}
-            )
-        else:
-            print_json(document)
+@caller_command(has_key=False)
+def show_listing(caller: Caller, api_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    if not caller.is_for_people:
+        print_json(caller.fetch(requests.show_listing(api_id), is_signing=False))
+        return
+    with caller.open(is_signing=False) as client:
+        document = client.fetch_agent_document(api_id)
+    print_outline({**{name: document[name] for name in FIRST_MEMBERS if name in document}, **document})
 
 
 FIRST_MEMBERS = ("id", "name", "operations", "operationsLeftOut", "operationsAt")
@@ -57,8 +34,9 @@ LOOKUPS_AT_ONCE_MAX = 8
 LOOKUPS_MAX = 100
 
 
+@caller_command(has_key=False)
 def search(
-    ctx: typer.Context,
+    caller: Caller,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -86,14 +64,8 @@ def search(
     sort: Annotated[
         str | None, typer.Option("--sort", help="recommended, relevance, newest, price, -price, name.")
     ] = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    as_json: AsJson = False,
 ) -> None:
-    with (
-        explained_caller_failures(as_json=as_json),
-        open_client(ctx, is_signing=False) as client,
-    ):
+    with caller.open(is_signing=False) as client:
         query = {
             "page": page,
             "limit": limit,
@@ -108,7 +80,7 @@ def search(
         }
         text = " ".join(words or ())
         found = client.fetch_document(requests.search_apis(text, query))
-        if not is_for_people(as_json=as_json):
+        if not caller.is_for_people:
             print_json(found)
         elif found.get("total") == 0:
             is_filtered = any(query[name] is not None for name in FILTERS)

@@ -12,21 +12,7 @@ import typer
 from rich.text import Text
 
 from tollway.cli.csv_output import check_output, write_csv
-from tollway.cli.inputs import (
-    DEFAULT_GATEWAY,
-    AllowHttp,
-    AsCsv,
-    AsJson,
-    BooksOf,
-    CsvFile,
-    Gateway,
-    KeyFile,
-    Since,
-    Until,
-    explained_caller_failures,
-    open_client,
-    read_moment,
-)
+from tollway.cli.inputs import AsCsv, BooksOf, Caller, CsvFile, Since, Until, caller_command, read_moment
 from tollway.cli.output import (
     is_for_people,
     list_objects,
@@ -64,8 +50,9 @@ SETTLING_ADVICE = (
 PENDING_ADVICE = "The call is in progress. Read it again in a few seconds."
 
 
+@caller_command()
 def history(
-    ctx: typer.Context,
+    caller: Caller,
     call_id: Annotated[
         str | None,
         typer.Argument(metavar="[CALL]", help="Show this call, whole; without it, the newest calls."),
@@ -99,39 +86,34 @@ def history(
     wallet: BooksOf = None,
     is_csv: AsCsv = False,
     output: CsvFile = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json):
-        outcome = _read_outcome(call_id, held_call_id, charge=charge, release=release)
-        check_output(is_csv=is_csv, output=output, as_json=as_json)
-        if is_held and status not in (None, "unknown"):
-            raise ValueError("--held lists calls of the status unknown; leave --status out")
-        _check_receipt_file(receipt_file, call_id, outcome)
-        shown = CallFilter(
-            api_id=api_id,
-            status="unknown" if is_held else status,
-            role=role,
-            since=read_moment(since),
-            until=read_moment(until, is_end=True),
-            wallet=wallet,
-        )
-        with open_client(ctx) as client:
-            if outcome is not None and held_call_id is not None:
-                found = client.fetch_document(requests.resolve_call(held_call_id, outcome))
-            elif receipt_file is not None and call_id is not None:
-                save_receipt(client.fetch_document(requests.find_receipt(call_id)), receipt_file)
-                return
-            elif call_id is not None:
-                found = client.fetch_document(requests.find_call(call_id, wallet))
-            elif is_csv:
-                write_csv(client.export_calls(**asdict(shown)), output)
-                return
-            else:
-                found = read_calls(client.fetch_document, shown, limit=limit, offset=offset)
-        _print_found(found, outcome, is_one=call_id is not None, is_held=is_held, as_json=as_json)
+    outcome = _read_outcome(call_id, held_call_id, charge=charge, release=release)
+    check_output(is_csv=is_csv, output=output, as_json=caller.as_json)
+    if is_held and status not in (None, "unknown"):
+        raise ValueError("--held lists calls of the status unknown; leave --status out")
+    _check_receipt_file(receipt_file, call_id, outcome)
+    shown = CallFilter(
+        api_id=api_id,
+        status="unknown" if is_held else status,
+        role=role,
+        since=read_moment(since),
+        until=read_moment(until, is_end=True),
+        wallet=wallet,
+    )
+    with caller.open() as client:
+        if outcome is not None and held_call_id is not None:
+            found = client.fetch_document(requests.resolve_call(held_call_id, outcome))
+        elif receipt_file is not None and call_id is not None:
+            save_receipt(client.fetch_document(requests.find_receipt(call_id)), receipt_file)
+            return
+        elif call_id is not None:
+            found = client.fetch_document(requests.find_call(call_id, wallet))
+        elif is_csv:
+            write_csv(client.export_calls(**asdict(shown)), output)
+            return
+        else:
+            found = read_calls(client.fetch_document, shown, limit=limit, offset=offset)
+    _print_found(found, outcome, is_one=call_id is not None, is_held=is_held, as_json=caller.as_json)
 
 
 def _print_found(

@@ -6,12 +6,14 @@ ValueError with a sentence.
 """
 
 import contextlib
+import inspect
 import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -19,7 +21,7 @@ import httpx
 import typer
 from pydantic_core import from_json
 
-from tollway.cli.output import print_failure
+from tollway.cli.output import is_for_people, print_failure, print_json, print_members
 from tollway.client import (
     AsyncTollwayClient,
     CallerFailure,
@@ -31,11 +33,12 @@ from tollway.client import (
     TollwayClient,
     Wallet,
 )
-from tollway.client.call_io import NodeResult, NodeUnavailable
+from tollway.client.call_io import ControlRequest, NodeResult, NodeUnavailable
 from tollway.client.deadline import fetch_bounded
 from tollway.client.driver import check_tls
 from tollway.client.errors import GatewayUnreachable, NodeUnreachable
 from tollway.client.finality import parse_quantity
+from tollway.client.requests import GatewayDocument
 from tollway.client.responses import describe_host, describe_node_failure, read_node_response
 from tollway.client.transfer import RailChoice
 from tollway.errors import StorageUnavailable
@@ -274,16 +277,79 @@ class CallerSession:
         )
 
 
-def open_client(ctx: typer.Context, *, is_signing: bool = True) -> TollwayClient:
-    """The client of a command, by its options about the gateway, the wallet and the store. See `CallerSession.open`."""
-    names = ("gateway", "allow_http", "key_file", "store")
-    given = {name: ctx.params[name] for name in names if name in ctx.params}
-    return CallerSession(**given).open(is_signing=is_signing)
+def read_session(ctx: typer.Context, **more: Any) -> CallerSession:
+    """The session of a command that pays, by its own options and `more`."""
+    names = [one.name for one in fields(CallerSession) if one.name in ctx.params]
+    given = {name: ctx.params[name] for name in names}
+    chains = tuple(ctx.params["chain"] or ())
+    return CallerSession(**{**given, "rpc": split_nodes(given["rpc"]), "chains": chains, **more})
 
 
 def split_nodes(text: str) -> tuple[str, ...]:
     """The nodes of `--rpc`."""
     return tuple(node.strip() for node in text.split(",") if node.strip())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The shared options of a command: its session with the gateway, and the form of its output. `sent`: the body of a request, which the command fills, for
+    the values of refused members."""
+
+    session: CallerSession
+    as_json: bool
+    sent: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_for_people(self) -> bool:
+        return is_for_people(as_json=self.as_json)
+
+    def open(self, *, is_signing: bool = True, store: Path | None = None) -> TollwayClient:
+        """See `CallerSession.open`."""
+        return replace(self.session, store=store).open(is_signing=is_signing)
+
+    def fetch(self, request: ControlRequest, *, is_signing: bool = True) -> GatewayDocument:
+        """The response to one request."""
+        with self.open(is_signing=is_signing) as client:
+            return client.fetch_document(request)
+
+    def print(self, found: Mapping[str, Any], on_terminal: Callable[[Any], None] = print_members) -> None:
+        """Prints a document: by `on_terminal` for people, as JSON otherwise."""
+        (on_terminal if self.is_for_people else print_json)(found)
+
+
+_SHARED: tuple[tuple[str, Any, object], ...] = (
+    ("gateway", Gateway, DEFAULT_GATEWAY),
+    ("allow_http", AllowHttp, False),
+    ("key_file", KeyFile, None),
+    ("as_json", AsJson, False),
+)
+"""Name, type and default of the options that most commands of callers and providers have."""
+
+
+def caller_command(*, has_key: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command of a function of a `Caller`: it gets the shared options after its own, before those that are keyword-only, and explains failures.
+    `has_key` False: without `--key-file`, for what needs no wallet."""
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in _SHARED
+        if has_key or name != "key_file"
+    ]
+
+    def make(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(**given: Any) -> None:
+            as_json, session = given.pop("as_json"), {one.name: given.pop(one.name) for one in shared[:-1]}
+            caller = Caller(session=CallerSession(**session), as_json=as_json)
+            with explained_caller_failures(as_json=as_json, sent=caller.sent):
+                function(caller, **given)
+
+        _, *own = inspect.signature(function).parameters.values()
+        first = [one for one in own if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        last = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        command.__signature__ = inspect.Signature([*first, *shared[:-1], *last, shared[-1]])  # type: ignore[attr-defined]  # typer reads it
+        return command
+
+    return make
 
 
 @contextlib.contextmanager

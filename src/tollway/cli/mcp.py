@@ -16,7 +16,6 @@ from tollway.cli.inputs import (
     DEFAULT_GATEWAY,
     AllowHttp,
     Budget,
-    CallerSession,
     Chains,
     Gateway,
     KeyFile,
@@ -27,7 +26,7 @@ from tollway.cli.inputs import (
     StoreFile,
     explained_caller_failures,
     has_key,
-    split_nodes,
+    read_session,
 )
 from tollway.cli.output import print_text
 from tollway.client import AsyncTollwayClient
@@ -48,6 +47,7 @@ SessionBudget = Annotated[
 
 
 def serve_mcp(
+    ctx: typer.Context,
     max_price: MaxPrice = None,
     max_fee: MaxFee = None,
     session_budget: SessionBudget = None,
@@ -67,21 +67,7 @@ def serve_mcp(
                 "an agent gets no wallet without a limit: set the total that it may spend with --budget or "
                 'TOLLWAY_BUDGET, such as "5 USDC"; --max-price and --session-budget limit a call and a session'
             )
-        session = CallerSession(
-            gateway=gateway,
-            allow_http=allow_http,
-            key_file=key_file,
-            rpc=split_nodes(rpc),
-            store=store,
-            max_price=max_price,
-            max_fee=max_fee,
-            budget=budget,
-            session_budget=session_budget,
-            wait_s=WAIT_S,
-            rail=rail,
-            chains=tuple(chain or ()),
-        )
-        client = session.open_async(is_signing=is_signing)
+        client = read_session(ctx, wait_s=WAIT_S).open_async(is_signing=is_signing)
         print_text(f"tollway mcp: {_describe_limits(client)}", is_error=True)
         _log_plain()
         # A read of stdin cannot be cancelled, so a normal exit would wait for the next line. Payments are on disk already.

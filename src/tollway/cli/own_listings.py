@@ -11,16 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tollway.cli.inputs import (
-    DEFAULT_GATEWAY,
-    AllowHttp,
-    AsJson,
-    Gateway,
-    KeyFile,
-    explained_caller_failures,
-    open_client,
-)
-from tollway.cli.output import format_price, is_for_people, list_objects, print_foot, print_json, print_rows
+from tollway.cli.inputs import Caller, caller_command
+from tollway.cli.output import format_price, list_objects, print_foot, print_json, print_rows
 from tollway.client import GatewayRefused, TollwayClient, requests
 from tollway.client.safe_text import format_value, plain_line
 from tollway.csv_text import csv_line
@@ -35,25 +27,22 @@ COLUMNS = ("id", "name", "pricePerRequest", "currency", "state", "calls30d")
 """The columns of CSV, and the members of a listing in JSON."""
 
 
+@caller_command()
 def list_own(
-    ctx: typer.Context,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
+    caller: Caller,
+    *,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV, one line for each listing, on stdout.")] = False,
-    as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json):
-        if as_csv and as_json:
-            raise ValueError("give --csv or --json, not both")
-        with open_client(ctx) as client:
-            own = read_own_listings(client)
-        if as_csv:
-            sys.stdout.writelines(format_csv(own.listings))
-        elif is_for_people(as_json=as_json):
-            print_own_listings(own)
-        else:
-            print_json({"listings": own.listings, "total": own.total, "isLowerBound": own.is_lower_bound})
+    if as_csv and caller.as_json:
+        raise ValueError("give --csv or --json, not both")
+    with caller.open() as client:
+        own = read_own_listings(client)
+    if as_csv:
+        sys.stdout.writelines(format_csv(own.listings))
+    elif caller.is_for_people:
+        print_own_listings(own)
+    else:
+        print_json({"listings": own.listings, "total": own.total, "isLowerBound": own.is_lower_bound})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,34 +6,17 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again later.
 
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from tollway.cli.inputs import (
-    DEFAULT_GATEWAY,
-    REFUSED,
-    AllowHttp,
-    AsJson,
-    Gateway,
-    KeyFile,
-    explained_caller_failures,
-    open_client,
-    read_content,
-    read_draft,
-    read_headers,
-)
+from tollway.cli.inputs import REFUSED, Caller, caller_command, read_content, read_draft, read_headers
 from tollway.cli.listing_changes import Change, format_changes, list_changes
 from tollway.cli.listing_inputs import add_member_options, read_members
-from tollway.cli.output import (
-    is_for_people,
-    open_console,
-    print_document,
-    print_json,
-    print_text,
-)
+from tollway.cli.output import open_console, print_json, print_members, print_text
 from tollway.cli.published import describe_dry_run, list_next_steps
 from tollway.client import CallerFailure, GatewayRefused, TollwayClient, requests
 from tollway.client.requests import GatewayDocument
@@ -51,33 +34,30 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal
 _STATUS_ERROR_MIN = 400
 
 
+@caller_command()
 @add_member_options
 def publish(
-    ctx: typer.Context,
+    caller: Caller,
     file: File = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check the listing and show what an agent will read; create nothing."),
     ] = False,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
     **members: Any,
 ) -> None:
-    draft: dict[str, Any] = {}
-    with explained_caller_failures(as_json=as_json, sent=draft):
-        draft |= {**read_draft(file), **read_members(members)}
-        if not draft:
-            raise ValueError("nothing to publish: give --file, or --name, --price, --currency and --endpoint")
-        with open_client(ctx) as client:
-            made = client.fetch_document(requests.publish_listing(draft, dry_run=dry_run))
-        _print_written(made, gateway=client.gateway, as_json=as_json)
+    draft = caller.sent
+    draft |= {**read_draft(file), **read_members(members)}
+    if not draft:
+        raise ValueError("nothing to publish: give --file, or --name, --price, --currency and --endpoint")
+    with caller.open() as client:
+        made = client.fetch_document(requests.publish_listing(draft, dry_run=dry_run))
+    caller.print(made, partial(_print_written, gateway=client.gateway))
 
 
+@caller_command()
 @add_member_options
 def edit(
-    ctx: typer.Context,
+    caller: Caller,
     api_id: ListingId,
     file: File = None,
     clear: Annotated[
@@ -88,33 +68,28 @@ def edit(
         bool, typer.Option("--dry-run", help="Show what changes, and change nothing.")
     ] = False,
     yes: Yes = False,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
     **members: Any,
 ) -> None:
-    patch: dict[str, Any] = {}
-    with explained_caller_failures(as_json=as_json, sent=patch):
-        patch |= {**read_draft(file), **read_members(members), **dict.fromkeys(clear or ())}
-        if not patch:
-            raise ValueError("nothing to change: name a member, such as --price 0.02")
-        with open_client(ctx) as client:
-            listing_edit = ListingEdit(client, api_id, patch)
-            changes = listing_edit.preview()
-            written = listing_edit.after
-            if is_for_people(as_json=as_json):
-                _print_lines(format_changes(changes) or ["Nothing changes."])
-                _print_warnings(written)
-            if changes and not dry_run:
-                _confirm("Change the listing?", yes=yes, as_json=as_json)
-                written = listing_edit.send()
-                if is_for_people(as_json=as_json):
-                    _print_secret(written)
-                    _print_warnings(written, known=listing_edit.after)
-        if not is_for_people(as_json=as_json):
-            shown = {change.member: {"before": change.before, "after": change.after} for change in changes}
-            print_json({**written, "changes": shown})
+    patch = caller.sent
+    patch |= {**read_draft(file), **read_members(members), **dict.fromkeys(clear or ())}
+    if not patch:
+        raise ValueError("nothing to change: name a member, such as --price 0.02")
+    with caller.open() as client:
+        listing_edit = ListingEdit(client, api_id, patch)
+        changes = listing_edit.preview()
+        written = listing_edit.after
+        if caller.is_for_people:
+            _print_lines(format_changes(changes) or ["Nothing changes."])
+            _print_warnings(written)
+        if changes and not dry_run:
+            _confirm(caller, "Change the listing?", yes=yes)
+            written = listing_edit.send()
+            if caller.is_for_people:
+                _print_secret(written)
+                _print_warnings(written, known=listing_edit.after)
+    if not caller.is_for_people:
+        shown = {change.member: {"before": change.before, "after": change.after} for change in changes}
+        print_json({**written, "changes": shown})
 
 
 class ListingEdit:
@@ -174,39 +149,21 @@ REPLACED_MEMBERS = frozenset(field.member for field in FIELDS if not field.is_ke
 """The members that PUT sets to their defaults where they are absent."""
 
 
-def pause(
-    ctx: typer.Context,
-    api_id: ListingId,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    _set_status(ctx, api_id, "paused", as_json=as_json)
+@caller_command()
+def pause(caller: Caller, api_id: ListingId) -> None:
+    caller.print(caller.fetch(requests.patch_listing(api_id, {"status": "paused"})), _print_status)
 
 
-def resume(
-    ctx: typer.Context,
-    api_id: ListingId,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    _set_status(ctx, api_id, "active", as_json=as_json)
+@caller_command()
+def resume(caller: Caller, api_id: ListingId) -> None:
+    caller.print(caller.fetch(requests.patch_listing(api_id, {"status": "active"})), _print_status)
 
 
-def _set_status(ctx: typer.Context, api_id: str, status: str, *, as_json: bool) -> None:
-    with explained_caller_failures(as_json=as_json):
-        with open_client(ctx) as client:
-            written = client.fetch_document(requests.patch_listing(api_id, {"status": status}))
-        if is_for_people(as_json=as_json):
-            print_text(plain_line(_describe_status(written)))
-        else:
-            print_json(written)
+def _print_status(listing: Mapping[str, Any]) -> None:
+    print_text(plain_line(_describe_status(listing)))
 
 
-def _describe_status(listing: dict[str, Any]) -> str:
+def _describe_status(listing: Mapping[str, Any]) -> str:
     """The status after an edit, and the suspension by the operator, which refuses all calls whatever the status is."""
     name, status = format_value(listing.get("name")), format_value(listing.get("status"))
     suspension = listing.get("suspension")
@@ -220,23 +177,17 @@ def _describe_status(listing: dict[str, Any]) -> str:
     )
 
 
-def retire(
-    ctx: typer.Context,
-    api_id: ListingId,
-    yes: Yes = False,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    with explained_caller_failures(as_json=as_json), open_client(ctx) as client:
-        _confirm("Retire the listing? It cannot be published again under this id.", yes=yes, as_json=as_json)
+@caller_command()
+def retire(caller: Caller, api_id: ListingId, yes: Yes = False) -> None:
+    with caller.open() as client:
+        _confirm(caller, "Retire the listing? It cannot be published again under this id.", yes=yes)
         client.retire(api_id)
-        print_document({"id": api_id, "state": "retired"}, as_json=as_json)
+    caller.print({"id": api_id, "state": "retired"})
 
 
+@caller_command()
 def try_out(
-    ctx: typer.Context,
+    caller: Caller,
     api_id: ListingId,
     path: Annotated[str, typer.Argument(help="Path and query below the endpoint, such as /quote/ETH.")] = "",
     method: Annotated[
@@ -248,26 +199,17 @@ def try_out(
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", help="Name: value, repeatable.")
     ] = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json):
-        body = read_content(content)
-        trial: dict[str, Any] = {
-            "method": method or ("GET" if body is None else "POST"),
-            "path": path if path[:1] in ("", "/", "?") else f"/{path}",
-            "headers": read_headers(header or []),
-        }
-        if body is not None:
-            trial["body"] = _decode_body(body)
-        with open_client(ctx) as client:
-            result = client.fetch_document(requests.try_listing(api_id, trial))
-        if is_for_people(as_json=as_json):
-            _print_lines(describe_trial(result))
-        else:
-            print_json(result)
+    body = read_content(content)
+    trial: dict[str, Any] = {
+        "method": method or ("GET" if body is None else "POST"),
+        "path": path if path[:1] in ("", "/", "?") else f"/{path}",
+        "headers": read_headers(header or []),
+    }
+    if body is not None:
+        trial["body"] = _decode_body(body)
+    result = caller.fetch(requests.try_listing(api_id, trial))
+    caller.print(result, lambda found: _print_lines(describe_trial(found)))
     status = result.get("status")
     if not isinstance(status, int) or status >= _STATUS_ERROR_MIN:
         raise typer.Exit(REFUSED)
@@ -303,26 +245,17 @@ def describe_trial(result: Mapping[str, Any]) -> Iterator[str]:
             yield plain_line(f"warning: {format_value(warning.get('detail'))}")
 
 
+@caller_command()
 def verify(
-    ctx: typer.Context,
+    caller: Caller,
     api_id: ListingId,
     is_show_only: Annotated[
         bool, typer.Option("--show", help="Print what to do, without a check. Needs no key.")
     ] = False,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json), open_client(ctx, is_signing=not is_show_only) as client:
-        request = requests.show_ownership(api_id) if is_show_only else requests.check_ownership(api_id)
-        ownership = client.fetch_document(request)
-    if is_for_people(as_json=as_json):
-        console = open_console(soft_wrap=True)
-        for line in describe_ownership(ownership):
-            console.print(Text(line))
-    else:
-        print_json(ownership)
+    request = requests.show_ownership(api_id) if is_show_only else requests.check_ownership(api_id)
+    ownership = caller.fetch(request, is_signing=not is_show_only)
+    caller.print(ownership, lambda found: _print_lines(describe_ownership(found)))
     if ownership.get("state") != "verified" and not is_show_only:
         raise typer.Exit(REFUSED)
 
@@ -371,24 +304,21 @@ def _read_word(ownership: Mapping[str, Any], name: str) -> str:
     return plain_line(format_value(ownership.get(name)))
 
 
-def _confirm(question: str, *, yes: bool, as_json: bool) -> None:
+def _confirm(caller: Caller, question: str, *, yes: bool) -> None:
     """Asks on a terminal. A program is not asked. Ends the command where the answer is no."""
-    if yes or not is_for_people(as_json=as_json) or not sys.stdin.isatty():
+    if yes or not caller.is_for_people or not sys.stdin.isatty():
         return
     if not typer.confirm(question, err=True):
         print_text("Nothing was changed.", is_error=True)
         raise typer.Exit(REFUSED)
 
 
-def _print_written(listing: Mapping[str, Any], *, gateway: str, as_json: bool) -> None:
+def _print_written(listing: Mapping[str, Any], *, gateway: str) -> None:
     """A created listing and what its provider does next; of a dry run the listing that is not created."""
-    if not is_for_people(as_json=as_json):
-        print_json(listing)
-        return
     if listing.get("dryRun") is True:
         _print_lines(describe_dry_run(listing))
     else:
-        print_document({name: listing.get(name) for name in _PUBLISHED}, as_json=False)
+        print_members({name: listing.get(name) for name in _PUBLISHED})
         _print_secret(listing)
         _print_lines(list_next_steps(listing, gateway=gateway))
     _print_warnings(listing)

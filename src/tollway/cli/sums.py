@@ -11,15 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from tollway.cli.inputs import (
-    DEFAULT_GATEWAY,
-    AllowHttp,
-    AsJson,
-    Gateway,
-    KeyFile,
-    explained_caller_failures,
-    open_client,
-)
+from tollway.cli.inputs import Caller, caller_command
 from tollway.cli.output import is_for_people, list_objects, open_console, print_foot, print_json
 from tollway.client import requests
 from tollway.client.safe_text import format_value, plain_line
@@ -53,27 +45,23 @@ Until = Annotated[str | None, typer.Option("--until", help="Up to this time. Def
 AsCsv = Annotated[bool, typer.Option("--csv", help="CSV, one line for each state, on stdout.")]
 
 
+@caller_command()
 def earnings(
-    ctx: typer.Context,
+    caller: Caller,
     api_id: Annotated[str | None, typer.Option("--api", help="Only this listing.")] = None,
     step: Step = "day",
     since: Since = None,
     until: Until = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
+    *,
     as_csv: AsCsv = False,
-    as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json):
-        query = {**_read_range(step, since, until), "apiId": api_id}
-        with open_client(ctx) as client:
-            found = client.fetch_document(requests.show_sales(query))
-        print_sums(found, "sales", as_csv=as_csv, as_json=as_json)
+    query = {**_read_range(step, since, until), "apiId": api_id}
+    print_sums(caller.fetch(requests.show_sales(query)), "sales", as_csv=as_csv, as_json=caller.as_json)
 
 
+@caller_command()
 def spending(
-    ctx: typer.Context,
+    caller: Caller,
     group_by: Annotated[
         Literal["api", "provider", "wallet"], typer.Option("--group", help="api, provider or wallet.")
     ] = "api",
@@ -83,17 +71,12 @@ def spending(
     step: Step = "day",
     since: Since = None,
     until: Until = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
+    *,
     as_csv: AsCsv = False,
-    as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json):
-        query = {**_read_range(step, since, until), "groupBy": group_by, "wallet": wallet}
-        with open_client(ctx) as client:
-            found = client.fetch_document(requests.show_spending(query))
-        print_sums(found, "spending", as_csv=as_csv, as_json=as_json)
+    query = {**_read_range(step, since, until), "groupBy": group_by, "wallet": wallet}
+    found = caller.fetch(requests.show_spending(query))
+    print_sums(found, "spending", as_csv=as_csv, as_json=caller.as_json)
 
 
 def _read_range(step: str, since: str | None, until: str | None) -> dict[str, str | None]:

@@ -7,91 +7,43 @@ import typer
 from rich.text import Text
 
 from tollway.cli.history import format_time
-from tollway.cli.inputs import (
-    DEFAULT_GATEWAY,
-    AllowHttp,
-    AsJson,
-    Gateway,
-    KeyFile,
-    explained_caller_failures,
-    open_client,
-    read_moment,
-)
-from tollway.cli.output import (
-    is_for_people,
-    list_objects,
-    open_console,
-    print_document,
-    print_foot,
-    print_json,
-)
+from tollway.cli.inputs import Caller, caller_command, read_moment
+from tollway.cli.output import list_objects, open_console, print_foot
 from tollway.client import requests
 from tollway.client.safe_text import format_value, plain_line
 
 Viewer = Annotated[str, typer.Argument(metavar="ADDRESS", help="The other wallet.")]
 
 
+@caller_command()
 def show_to(
-    ctx: typer.Context,
+    caller: Caller,
     viewer: Viewer,
     until: Annotated[
         str,
         typer.Option("--until", help="2027-07-01 (UTC) or a time with its zone; at most 400 days ahead."),
     ],
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json):
-        moment = requests.format_moment("--until", read_moment(until))
-        assert moment is not None
-        with open_client(ctx) as client:
-            print_document(client.fetch_document(requests.put_viewer(viewer, moment)), as_json=as_json)
+    moment = requests.format_moment("--until", read_moment(until))
+    assert moment is not None
+    caller.print(caller.fetch(requests.put_viewer(viewer, moment)))
 
 
-def hide_from(
-    ctx: typer.Context,
-    viewer: Viewer,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    with explained_caller_failures(as_json=as_json):
-        with open_client(ctx) as client:
-            client.fetch_document(requests.delete_viewer(viewer))
-        print_document({"address": viewer, "mayRead": False}, as_json=as_json)
+@caller_command()
+def hide_from(caller: Caller, viewer: Viewer) -> None:
+    caller.fetch(requests.delete_viewer(viewer))
+    caller.print({"address": viewer, "mayRead": False})
 
 
-def decline(
-    ctx: typer.Context,
-    wallet: Viewer,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    with explained_caller_failures(as_json=as_json):
-        with open_client(ctx) as client:
-            client.fetch_document(requests.decline_wallet(wallet))
-        print_document({"address": wallet, "mayRead": False}, as_json=as_json)
+@caller_command()
+def decline(caller: Caller, wallet: Viewer) -> None:
+    caller.fetch(requests.decline_wallet(wallet))
+    caller.print({"address": wallet, "mayRead": False})
 
 
-def list_viewers(
-    ctx: typer.Context,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    with explained_caller_failures(as_json=as_json):
-        with open_client(ctx) as client:
-            found = client.fetch_document(requests.list_viewers())
-        if is_for_people(as_json=as_json):
-            print_viewers(found)
-        else:
-            print_json(found)
+@caller_command()
+def list_viewers(caller: Caller) -> None:
+    caller.print(caller.fetch(requests.list_viewers()), print_viewers)
 
 
 def print_viewers(found: Mapping[str, Any]) -> None:

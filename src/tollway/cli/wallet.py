@@ -17,7 +17,6 @@ from rich.text import Text
 from tollway.chain.networks import PRESETS, describe_network
 from tollway.cli.csv_output import check_output, write_csv
 from tollway.cli.inputs import (
-    DEFAULT_GATEWAY,
     LATER,
     NODE_BYTES_MAX,
     NODE_DEADLINE_S,
@@ -25,15 +24,15 @@ from tollway.cli.inputs import (
     AsCsv,
     AsJson,
     BooksOf,
+    Caller,
     CsvFile,
-    Gateway,
     KeyFile,
     Rpc,
     Since,
     StoreFile,
     Until,
+    caller_command,
     explained_caller_failures,
-    open_client,
     read_moment,
     read_nodes,
     read_wallet,
@@ -309,8 +308,9 @@ def _describe_balance(balance: AssetBalance) -> dict[str, str | None]:
 # ---- Payments.
 
 
+@caller_command()
 def list_payments(
-    ctx: typer.Context,
+    caller: Caller,
     store: StoreFile = None,
     role: Annotated[
         Role | None,
@@ -321,32 +321,26 @@ def list_payments(
     wallet: BooksOf = None,
     is_csv: AsCsv = False,
     output: CsvFile = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json):
-        check_output(is_csv=is_csv, output=output, as_json=as_json)
-        from_time, to_time = read_moment(since), read_moment(until, is_end=True)
-        is_remote = any(one is not None for one in (role, since, until, wallet))
-        with open_client(ctx) as client:
-            if is_csv:
-                write_csv(
-                    client.export_payments(role=role, since=from_time, until=to_time, wallet=wallet), output
-                )
-                return
-            if is_remote:
-                query = {
-                    "role": role,
-                    "from": requests.format_moment("--since", from_time),
-                    "to": requests.format_moment("--until", to_time),
-                    "wallet": wallet,
-                }
-                _print_recorded(client.fetch_document(requests.list_payments(query)), as_json=as_json)
-                return
-            payments, authorizations = client.payments(), client.authorizations()
-        _print_own(payments, authorizations, as_json=as_json)
+    check_output(is_csv=is_csv, output=output, as_json=caller.as_json)
+    from_time, to_time = read_moment(since), read_moment(until, is_end=True)
+    is_remote = any(one is not None for one in (role, since, until, wallet))
+    with caller.open(store=store) as client:
+        if is_csv:
+            rows = client.export_payments(role=role, since=from_time, until=to_time, wallet=wallet)
+            write_csv(rows, output)
+            return
+        if is_remote:
+            query = {
+                "role": role,
+                "from": requests.format_moment("--since", from_time),
+                "to": requests.format_moment("--until", to_time),
+                "wallet": wallet,
+            }
+            caller.print(client.fetch_document(requests.list_payments(query)), _print_recorded)
+            return
+        payments, authorizations = client.payments(), client.authorizations()
+    _print_own(payments, authorizations, as_json=caller.as_json)
 
 
 def _print_own(
@@ -364,11 +358,8 @@ def _print_own(
     print_foot(f"{len(payments) + len(authorizations)} in all; --json has every field")
 
 
-def _print_recorded(page: Mapping[str, Any], *, as_json: bool) -> None:
+def _print_recorded(page: Mapping[str, Any]) -> None:
     """Prints a page of the gateway's ledger: the whole hash, then state, amounts in base units, network and payee."""
-    if not is_for_people(as_json=as_json):
-        print_json(page)
-        return
     console, rows = open_console(), list_objects(page.get("payments"))
     for row in rows:
         console.print(Text(plain_line(format_value(row.get("transaction"))), style="bold"))
@@ -427,22 +418,18 @@ def describe_authorization(signed: SignedAuthorization) -> dict[str, str | None]
     }
 
 
+@caller_command()
 def abandon(
-    ctx: typer.Context,
+    caller: Caller,
     transaction: Annotated[
         str, typer.Argument(metavar="TRANSACTION", help="The hash; or the nonce of an open authorisation.")
     ],
     store: StoreFile = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json):
-        with open_client(ctx) as client:
-            is_done = client.abandon(transaction)
-        if not is_done:
-            raise CallerFailure(
-                "This wallet has no unresolved payment with that hash or nonce; tollway wallet payments lists them."
-            )
-        print_document({"transaction": transaction, "state": "abandoned"}, as_json=as_json)
+    with caller.open(store=store) as client:
+        is_done = client.abandon(transaction)
+    if not is_done:
+        raise CallerFailure(
+            "This wallet has no unresolved payment with that hash or nonce; tollway wallet payments lists them."
+        )
+    caller.print({"transaction": transaction, "state": "abandoned"})
