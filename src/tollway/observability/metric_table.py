@@ -7,10 +7,11 @@ knows, which only the leading gateway exposes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import prod
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from tollway.errors import Code
 from tollway.observability.background import TaskName
@@ -88,6 +89,12 @@ class SeriesRow:
         return sets * (len(self.buckets) + 3 if self.buckets else 1)
 
 
+def _row(kind: Kind, name: str, says: str, *labels: Label, **more: Any) -> SeriesRow:
+    return SeriesRow(kind=kind, name=name, says=says, labels=labels, **more)
+
+
+_counter, _gauge, _histogram = partial(_row, "counter"), partial(_row, "gauge"), partial(_row, "histogram")
+
 _NETWORK = Label(name="network", per_network=1)
 _NODE = Label(name="node", per_network=NODES_PER_NETWORK)
 _KEY = Label(name="key", per_network=GAS_KEYS_PER_NETWORK)
@@ -135,297 +142,207 @@ _HTTP = (
 )
 
 _CALLS = (
-    SeriesRow(
-        name="http_server_request_duration_seconds",
-        kind="histogram",
-        says="How long requests of the control plane took",
-        labels=_HTTP,
+    _histogram(
+        "http_server_request_duration_seconds",
+        "How long requests of the control plane took",
+        *_HTTP,
         buckets=DURATION_BUCKETS_S,
     ),
-    SeriesRow(
-        name="tollway_calls_total", kind="counter", says="Gateway calls by outcome", labels=(_CALL_OUTCOME,)
-    ),
-    SeriesRow(
-        name="tollway_call_duration_seconds",
-        kind="histogram",
-        says="Time of each phase of a call that was priced, by rail. Only phases that happened",
-        labels=(_RAIL, _PHASE),
+    _counter("tollway_calls_total", "Gateway calls by outcome", _CALL_OUTCOME),
+    _histogram(
+        "tollway_call_duration_seconds",
+        "Time of each phase of a call that was priced, by rail. Only phases that happened",
+        _RAIL,
+        _PHASE,
         buckets=DURATION_BUCKETS_S,
     ),
-    SeriesRow(
-        name="tollway_refusals_total",
-        kind="counter",
-        says="Refused gateway calls, and requests that were shed, by error code",
-        labels=(_CODE,),
+    _counter(
+        "tollway_refusals_total", "Refused gateway calls, and requests that were shed, by error code", _CODE
     ),
-    SeriesRow(
-        name="tollway_upstream_duration_seconds",
-        kind="histogram",
-        says="From the first byte sent to a provider until its response head",
+    _histogram(
+        "tollway_upstream_duration_seconds",
+        "From the first byte sent to a provider until its response head",
         buckets=DURATION_BUCKETS_S,
     ),
-    SeriesRow(name="tollway_calls_in_flight", kind="gauge", says="Requests that run now"),
-    SeriesRow(
-        name="tollway_upstreams_down",
-        kind="gauge",
-        says="Upstreams that the gateway does not call until a probe reaches them",
-    ),
-    SeriesRow(
-        name="tollway_shared_rates_up",
-        kind="gauge",
-        says="1 while all gateways share their rate counts, 0 while each gateway counts alone",
+    _gauge("tollway_calls_in_flight", "Requests that run now"),
+    _gauge("tollway_upstreams_down", "Upstreams that the gateway does not call until a probe reaches them"),
+    _gauge(
+        "tollway_shared_rates_up",
+        "1 while all gateways share their rate counts, 0 while each gateway counts alone",
     ),
 )
 
 _TRACES = (
-    SeriesRow(
-        name="tollway_spans_dropped_total",
-        kind="counter",
-        says="Spans of sampled calls that were dropped, because the queue was full or the collector did not take them",
+    _counter(
+        "tollway_spans_dropped_total",
+        "Spans of sampled calls that were dropped, because the queue was full or the collector did not take them",
     ),
 )
 _BOOKS = (
-    SeriesRow(
-        name="tollway_claims_batch_size",
-        kind="histogram",
-        says="Entries of the ledger in one commit",
-        buckets=BATCH_BUCKETS,
-    ),
-    SeriesRow(
-        name="tollway_commit_duration_seconds",
-        kind="histogram",
-        says="Time to write one batch of the ledger, by the entry that matters most in it",
-        labels=(_COMMIT_KIND,),
+    _histogram("tollway_claims_batch_size", "Entries of the ledger in one commit", buckets=BATCH_BUCKETS),
+    _histogram(
+        "tollway_commit_duration_seconds",
+        "Time to write one batch of the ledger, by the entry that matters most in it",
+        _COMMIT_KIND,
         buckets=DURATION_BUCKETS_S,
     ),
-    SeriesRow(
-        name="tollway_calls_open",
-        kind="gauge",
-        says="Calls without an end, by state; counted to 10,000",
-        scope="fleet",
-        labels=(_OPEN_STATE,),
+    _gauge(
+        "tollway_calls_open", "Calls without an end, by state; counted to 10,000", _OPEN_STATE, scope="fleet"
     ),
-    SeriesRow(
-        name="tollway_calls_open_oldest_seconds",
-        kind="gauge",
-        says="Age of the oldest call without an end, by state; 0 without one",
-        scope="fleet",
-        labels=(_OPEN_STATE,),
-    ),
-    SeriesRow(
-        name="tollway_storage_up", kind="gauge", says="0 from `storage_away` to `storage_back` in the log"
-    ),
-    SeriesRow(
-        name="tollway_storage_away_seconds_total",
-        kind="counter",
-        says="Time for which the database was away, by cause",
-        labels=(_CAUSE,),
-    ),
-    SeriesRow(
-        name="tollway_database_setbacks_total",
-        kind="counter",
-        says="Times that this gateway detected a restored database and held every balance",
-    ),
-    SeriesRow(
-        name="tollway_lease_lapses_total",
-        kind="counter",
-        says="Times that this gateway did not renew its lease in time",
-    ),
-    SeriesRow(
-        name="tollway_leading",
-        kind="gauge",
-        says="1 while this gateway leads: it does the work of this duty for all gateways",
-        labels=(_DUTY,),
-    ),
-    SeriesRow(
-        name="tollway_audit_last_seconds",
-        kind="gauge",
-        says="Unix time of the last audit; absent before the first one",
+    _gauge(
+        "tollway_calls_open_oldest_seconds",
+        "Age of the oldest call without an end, by state; 0 without one",
+        _OPEN_STATE,
         scope="fleet",
     ),
-    SeriesRow(
-        name="tollway_audit_differences",
-        kind="gauge",
-        says="Differences that the last audit found",
+    _gauge("tollway_storage_up", "0 from `storage_away` to `storage_back` in the log"),
+    _counter("tollway_storage_away_seconds_total", "Time for which the database was away, by cause", _CAUSE),
+    _counter(
+        "tollway_database_setbacks_total",
+        "Times that this gateway detected a restored database and held every balance",
+    ),
+    _counter("tollway_lease_lapses_total", "Times that this gateway did not renew its lease in time"),
+    _gauge(
+        "tollway_leading", "1 while this gateway leads: it does the work of this duty for all gateways", _DUTY
+    ),
+    _gauge(
+        "tollway_audit_last_seconds",
+        "Unix time of the last audit; absent before the first one",
         scope="fleet",
     ),
-    SeriesRow(
-        name="tollway_backup_last_seconds",
-        kind="gauge",
-        says="Unix time of the last `tollway gateway backup`; absent before the first one and on PostgreSQL",
+    _gauge("tollway_audit_differences", "Differences that the last audit found", scope="fleet"),
+    _gauge(
+        "tollway_backup_last_seconds",
+        "Unix time of the last `tollway gateway backup`; absent before the first one and on PostgreSQL",
         scope="fleet",
     ),
-    SeriesRow(
-        name="tollway_secrets_stale",
-        kind="gauge",
-        says="Upstream secrets that are sealed under an older secret key",
+    _gauge(
+        "tollway_secrets_stale", "Upstream secrets that are sealed under an older secret key", scope="fleet"
+    ),
+    _gauge(
+        "tollway_sales_hours_behind",
+        "Hours of sales that are due and not written yet, or not written again since a call of them moved",
         scope="fleet",
     ),
-    SeriesRow(
-        name="tollway_sales_hours_behind",
-        kind="gauge",
-        says="Hours of sales that are due and not written yet, or not written again since a call of them moved",
-        scope="fleet",
-    ),
-    SeriesRow(
-        name="tollway_webhook_events",
-        kind="gauge",
-        says="Events of all webhooks that wait for a delivery, and that were never delivered; counted to 10,000",
-        labels=(_EVENT_STATE,),
+    _gauge(
+        "tollway_webhook_events",
+        "Events of all webhooks that wait for a delivery, and that were never delivered; counted to 10,000",
+        _EVENT_STATE,
         scope="fleet",
     ),
 )
 
 _CHAINS = (
-    SeriesRow(
-        name="tollway_payments_total",
-        kind="counter",
-        says="Payments presented for the first time; a refused one has the network `none`",
-        labels=(_NETWORK, _PAYMENT_OUTCOME),
+    _counter(
+        "tollway_payments_total",
+        "Payments presented for the first time; a refused one has the network `none`",
+        _NETWORK,
+        _PAYMENT_OUTCOME,
         series_given=1,  # `accepted` for each network
         series_added=len(_CODE.values),  # refused: under `none`
     ),
-    SeriesRow(
-        name="tollway_payment_look_age_seconds",
-        kind="gauge",
-        says="Seconds since every payment that is not final was checked; 0 where another gateway leads",
-        labels=(_NETWORK,),
+    _gauge(
+        "tollway_payment_look_age_seconds",
+        "Seconds since every payment that is not final was checked; 0 where another gateway leads",
+        _NETWORK,
     ),
-    SeriesRow(
-        name="tollway_rpc_requests_total",
-        kind="counter",
-        says="Requests to chain nodes; replaced by tollway_node_requests_total, ends with the next release",
+    _counter(
+        "tollway_rpc_requests_total",
+        "Requests to chain nodes; replaced by tollway_node_requests_total, ends with the next release",
     ),
-    SeriesRow(
-        name="tollway_node_requests_total",
-        kind="counter",
-        says="Requests to a chain node by outcome; nodes are numbered as in the settings",
-        labels=(_NETWORK, _NODE, _NODE_OUTCOME),
+    _counter(
+        "tollway_node_requests_total",
+        "Requests to a chain node by outcome; nodes are numbered as in the settings",
+        _NETWORK,
+        _NODE,
+        _NODE_OUTCOME,
     ),
-    SeriesRow(
-        name="tollway_node_request_duration_seconds",
-        kind="histogram",
-        says="Time of a request to a chain node until its response, or until its deadline",
-        labels=(_NETWORK, _NODE),
+    _histogram(
+        "tollway_node_request_duration_seconds",
+        "Time of a request to a chain node until its response, or until its deadline",
+        _NETWORK,
+        _NODE,
         buckets=DURATION_BUCKETS_S,
     ),
-    SeriesRow(
-        name="tollway_node_head_age_seconds",
-        kind="gauge",
-        says="Age of the newest block that a node has returned; a gateway reads it once a minute",
-        labels=(_NETWORK, _NODE),
+    _gauge(
+        "tollway_node_head_age_seconds",
+        "Age of the newest block that a node has returned; a gateway reads it once a minute",
+        _NETWORK,
+        _NODE,
     ),
-    SeriesRow(
-        name="tollway_node_disagreements_total",
-        kind="counter",
-        says="Reports of a node that differ from those that other nodes agreed on",
-        labels=(_NETWORK, _NODE),
+    _counter(
+        "tollway_node_disagreements_total",
+        "Reports of a node that differ from those that other nodes agreed on",
+        _NETWORK,
+        _NODE,
     ),
-    SeriesRow(
-        name="tollway_network_block_seconds",
-        kind="gauge",
-        says="The time between two blocks, by the settings",
-        labels=(_NETWORK,),
+    _gauge("tollway_network_block_seconds", "The time between two blocks, by the settings", _NETWORK),
+    _counter(
+        "tollway_reorgs_total",
+        "Payments that left their chain, as the watcher in this process found them",
+        _NETWORK,
     ),
-    SeriesRow(
-        name="tollway_reorgs_total",
-        kind="counter",
-        says="Payments that left their chain, as the watcher in this process found them",
-        labels=(_NETWORK,),
+    _counter(
+        "tollway_settlements_total",
+        "Settlements of signed authorisations by outcome",
+        _NETWORK,
+        _SETTLEMENT_OUTCOME,
     ),
-    SeriesRow(
-        name="tollway_settlements_total",
-        kind="counter",
-        says="Settlements of signed authorisations by outcome",
-        labels=(_NETWORK, _SETTLEMENT_OUTCOME),
-    ),
-    SeriesRow(
-        name="tollway_settlement_duration_seconds",
-        kind="histogram",
-        says="Time from the signature of a settlement to its transaction receipt",
-        labels=(_NETWORK,),
+    _histogram(
+        "tollway_settlement_duration_seconds",
+        "Time from the signature of a settlement to its transaction receipt",
+        _NETWORK,
         buckets=SETTLEMENT_BUCKETS_S,
     ),
-    SeriesRow(
-        name="tollway_calls_adrift",
-        kind="gauge",
-        says="Settlements without a waiting request, as counted by the last recovery",
+    _gauge("tollway_calls_adrift", "Settlements without a waiting request, as counted by the last recovery"),
+    _gauge(
+        "tollway_rails_withdrawn",
+        "Networks, tokens and listings for which signed payments are not offered now",
+        _NETWORK,
+        _WITHDRAWAL,
     ),
-    SeriesRow(
-        name="tollway_rails_withdrawn",
-        kind="gauge",
-        says="Networks, tokens and listings for which signed payments are not offered now",
-        labels=(_NETWORK, _WITHDRAWAL),
+    _gauge("tollway_gas_key_balance_wei", "Balance of a gas key", _NETWORK, _KEY),
+    _gauge(
+        "tollway_gas_lane_length", "Transactions of a gas key that are signed and not mined", _NETWORK, _KEY
     ),
-    SeriesRow(
-        name="tollway_gas_key_balance_wei",
-        kind="gauge",
-        says="Balance of a gas key",
-        labels=(_NETWORK, _KEY),
+    _gauge(
+        "tollway_gas_floor_wei",
+        "The balance below which a gas key settles only claimed calls, by the settings",
+        _NETWORK,
     ),
-    SeriesRow(
-        name="tollway_gas_lane_length",
-        kind="gauge",
-        says="Transactions of a gas key that are signed and not mined",
-        labels=(_NETWORK, _KEY),
+    _gauge(
+        "tollway_gas_budget_used_ratio",
+        "Share of the network's daily gas budget that is spent, as last read from the ledger",
+        _NETWORK,
     ),
-    SeriesRow(
-        name="tollway_gas_floor_wei",
-        kind="gauge",
-        says="The balance below which a gas key settles only claimed calls, by the settings",
-        labels=(_NETWORK,),
-    ),
-    SeriesRow(
-        name="tollway_gas_budget_used_ratio",
-        kind="gauge",
-        says="Share of the network's daily gas budget that is spent, as last read from the ledger",
-        labels=(_NETWORK,),
-    ),
-    SeriesRow(
-        name="tollway_gas_spent_wei_total",
-        kind="counter",
-        says="Gas paid for settlements whose receipt this gateway read",
-        labels=(_NETWORK, _KEY),
+    _counter(
+        "tollway_gas_spent_wei_total",
+        "Gas paid for settlements whose receipt this gateway read",
+        _NETWORK,
+        _KEY,
     ),
 )
 
 _PROCESS = (
-    SeriesRow(name="tollway_build_info", kind="gauge", says="1; the labels say what runs", labels=_BUILD),
-    SeriesRow(
-        name="tollway_event_loop_delay_seconds",
-        kind="histogram",
-        says="How late a task that wakes each second was",
+    _gauge("tollway_build_info", "1; the labels say what runs", *_BUILD),
+    _histogram(
+        "tollway_event_loop_delay_seconds",
+        "How late a task that wakes each second was",
         buckets=DURATION_BUCKETS_S,
     ),
-    SeriesRow(
-        name="tollway_log_events_total",
-        kind="counter",
-        says="Lines of the log by level and event",
-        labels=(_LEVEL, _EVENT),
+    _counter(
+        "tollway_log_events_total",
+        "Lines of the log by level and event",
+        _LEVEL,
+        _EVENT,
         series_given=sum(len(row.levels) for row in LOG_EVENTS),
     ),
-    SeriesRow(
-        name="tollway_background_task_age_seconds",
-        kind="gauge",
-        says="Since a background task last ran well",
-        labels=(_TASK,),
-    ),
-    SeriesRow(
-        name="tollway_background_task_interval_seconds",
-        kind="gauge",
-        says="Between two runs of a background task",
-        labels=(_TASK,),
-    ),
-    SeriesRow(
-        name="tollway_background_task_failures",
-        kind="gauge",
-        says="Failed runs in a row of a background task",
-        labels=(_TASK,),
-    ),
-    SeriesRow(
-        name="tollway_background_tasks_ended",
-        kind="gauge",
-        says="Background tasks that ended by themselves; the gateway is not ready",
+    _gauge("tollway_background_task_age_seconds", "Since a background task last ran well", _TASK),
+    _gauge("tollway_background_task_interval_seconds", "Between two runs of a background task", _TASK),
+    _gauge("tollway_background_task_failures", "Failed runs in a row of a background task", _TASK),
+    _gauge(
+        "tollway_background_tasks_ended",
+        "Background tasks that ended by themselves; the gateway is not ready",
     ),
 )
 
