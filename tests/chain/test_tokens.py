@@ -291,16 +291,7 @@ def test_an_authorisation_ends_by_its_use_or_its_cancellation(log: Log, is_over:
 
 
 def test_erc20_calldata_equals_that_of_an_abi_encoder() -> None:
-    assert tokens.encode_transfer(recipient=BOB, base_units=77) == bytes.fromhex("a9059cbb") + encode(
-        ["address", "uint256"], [str(BOB), 77]
-    )
     assert tokens.encode_balance_of(BOB) == bytes.fromhex("70a08231") + encode(["address"], [str(BOB)])
-
-
-@pytest.mark.parametrize("base_units", [-1, 2**256])
-def test_an_amount_outside_256_bits_is_not_encoded(base_units: int) -> None:
-    with pytest.raises(OverflowError):
-        tokens.encode_transfer(recipient=BOB, base_units=base_units)
 
 
 def test_a_balance_is_exactly_one_word() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tollway.ids import CallId
-from tollway.ledger.records import CallState, allocate_to_debts, debits_after
+from tollway.ledger.records import CallState, debits_after
 
 CONSUMED, RELEASED, UNKNOWN, REORGED = (
     CallState.CONSUMED,
@@ -32,12 +31,3 @@ def test_what_a_call_holds_after_a_move(
 ) -> None:
     holding = debits_after(after, parts={1: 6, 2: 4}, price_units=10, gone=gone)
     assert (holding.state, dict(holding.parts)) == (ends, kept)
-
-
-@pytest.mark.parametrize(
-    ("units", "shares"),
-    [(0, {}), (2, {"a": 2}), (5, {"a": 5}), (6, {"a": 5, "b": 1}), (20, {"a": 5, "b": 3, "d": 4})],
-)
-def test_the_oldest_debt_is_paid_first(units: int, shares: dict[str, int]) -> None:
-    debts = [(CallId("a"), 5), (CallId("b"), 3), (CallId("c"), 0), (CallId("d"), 4)]
-    assert allocate_to_debts(units, debts=debts) == shares

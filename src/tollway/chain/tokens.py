@@ -21,7 +21,6 @@ AUTHORIZATION_CANCELED_TOPIC = keccak256(b"AuthorizationCanceled(address,bytes32
 ERC1271_MAGIC = keccak256(b"isValidSignature(bytes32,bytes)")[:4]
 """The selector of ERC-1271's only function, which is also its return value for a valid signature."""
 
-_TRANSFER_SELECTOR = keccak256(b"transfer(address,uint256)")[:4]
 _BALANCE_OF_SELECTOR = keccak256(b"balanceOf(address)")[:4]
 _AUTHORIZATION_FIELDS = b"address,address,uint256,uint256,uint256,bytes32"
 TRANSFER_BY_VRS_SELECTOR = keccak256(
@@ -150,11 +149,6 @@ def _is_end(log: Log) -> bool:
         and log.topics[1][:12] == _PAD
         and log.payload == b""
     )
-
-
-def encode_transfer(*, recipient: Address, base_units: int) -> bytes:
-    """Calldata of ERC-20 `transfer(address,uint256)`. Raises OverflowError outside 0..2^256-1."""
-    return _TRANSFER_SELECTOR + _PAD + recipient + base_units.to_bytes(_WORD, "big")
 
 
 def encode_balance_of(owner: Address) -> bytes:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from tollway.registry.text import drop_refused_characters
 
-LINK_LENGTH_MAX = 2_048
 TAG_LENGTH_MAX = 32
 
 _CLEAN_ROUNDS = 4
@@ -45,12 +44,6 @@ def clean_prose(text: object, most: int) -> str:
 
 def clean_tags(tags: Sequence[str]) -> list[str]:
     return [word for word in (clean_line(tag, TAG_LENGTH_MAX) for tag in tags) if word]
-
-
-def clean_link(url: object) -> str | None:
-    if not isinstance(url, str) or len(url) > LINK_LENGTH_MAX or not url.isascii():
-        return None
-    return url if _WEB.fullmatch(url) else None
 
 
 def truncate(text: str, most: int) -> str:

@@ -18,7 +18,7 @@ An idempotency key of a wallet names one call at every gateway. Without a key, a
 digest. The gateway package decides which request may read such a call.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -356,18 +356,6 @@ def debits_after(after: CallState, *, parts: Parts, price_units: int, gone: Coll
     kept = {payment_id: units for payment_id, units in parts.items() if payment_id not in gone}
     is_paid = sum(kept.values()) >= price_units
     return CallDebits(state=CallState.CONSUMED if is_paid else CallState.REORGED, parts=kept)
-
-
-def allocate_to_debts(units: int, *, debts: Iterable[tuple[CallId, int]]) -> dict[CallId, int]:
-    """Distributes `units` over the debts, in the given order."""
-    shares: dict[CallId, int] = {}
-    for call_id, owed_units in debts:
-        share = min(units, owed_units)
-        if share <= 0:
-            continue
-        shares[call_id] = share
-        units -= share
-    return shares
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})

@@ -115,7 +115,7 @@ class ListingQuery:
     (`search_tokens.py`); a text without any word finds nothing.
 
     `relevance` finds listings with some of the words, those with all of them first, by the rank of the words times the weight of measured
-    quality (`quality.rank_weight`). The other orders find listings with all words or, where there are none, with some.
+    quality (`quality.rate_weight`). The other orders find listings with all words or, where there are none, with some.
     `recommended` has the listings with a score (`quality.score_listing`), the highest first, and after each `SCORED_IN_TURN` of them one
     without a score, the newest first; with words it is `relevance`, and without words `relevance` is `recommended`. `newest` is the order of
     publishing; ties of `price` and `name` go oldest first, of all others newest first. `tag` is compared without case, accents and width.

@@ -47,10 +47,6 @@ class Reputation:
 UNKNOWN_REPUTATION = Reputation()
 
 
-def rank_weight(quality: Quality | None) -> float:
-    return 1.0 if quality is None else rate_weight(quality.success_ppm)
-
-
 def rate_weight(success_ppm: int) -> float:
     rate = success_ppm / 1_000_000
     return RANK_WEIGHT_MIN + RANK_WEIGHT_SPAN * rate * rate
