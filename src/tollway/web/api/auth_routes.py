@@ -26,7 +26,7 @@ from tollway.web.http.admission import BODY_RESERVATION, SignInRateLimit
 from tollway.web.http.book_turns import enter_turn
 from tollway.web.http.json import find_unknown_members, parse_json_object
 from tollway.web.http.page_response import API_PROOFS, mark_private
-from tollway.web.http.problems import CHALLENGED_BY_402, SIGN_IN_CHALLENGE, describe_errors
+from tollway.web.http.problems import CHALLENGED_BY_402, SIGN_IN_CHALLENGE, refuse_fields
 from tollway.web.http.query import format_time
 
 _SIWX_SCHEMA = {
@@ -348,7 +348,7 @@ async def _read_members(request: Request, *, limits: Limits, known: tuple[str, .
     members = parse_json_object(body) if body else {}
     unknown = find_unknown_members(members, known)
     if unknown:
-        raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(unknown), errors=unknown))
+        raise refuse_fields(*unknown)
     return members
 
 
@@ -399,5 +399,4 @@ class _SignInBody:
 
     def finish(self) -> None:
         if self._errors:
-            errors = tuple(self._errors)
-            raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors))
+            raise refuse_fields(*self._errors)

@@ -7,7 +7,7 @@ The bazaar shows only what an authorization can pay for at this moment; a page m
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -31,24 +31,18 @@ from tollway.discovery.listing_documents import describe_listing, write_listing_
 from tollway.discovery.listing_view import ListingView, list_prices
 from tollway.discovery.openapi import build_openapi
 from tollway.discovery.operations import ApiOperation, list_operations
-from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.errors import FieldError, Problem
 from tollway.gateway.target import match_operation
 from tollway.ids import Address, ListingId, Network, format_network, parse_network
 from tollway.limits import MIB
-from tollway.money import UNITS_MAX, Asset
+from tollway.money import UNITS_MAX, Asset, Price
 from tollway.payments.pricing import OperationPrice, PaymentRequirement, current_requirements
 from tollway.registry.catalog import ListingPage, ListingQuery, NetworkCurrency
 from tollway.registry.listing import Listing, RevisionCache, payable_assets
 from tollway.web.api.context import WebContext
 from tollway.web.api.listing_edits import find_public_listing
-from tollway.web.api.listing_json import (
-    IsOffered,
-    etag_of,
-    has_etag,
-    is_same_content,
-    render_json,
-)
-from tollway.web.http.problems import describe_errors
+from tollway.web.api.listing_json import IsOffered, etag_of, etag_response, render_json
+from tollway.web.http.problems import refuse_fields
 from tollway.web.http.query import QueryModel, format_time, parsed, read_query, whole_number
 
 CACHE_MS = 5_000
@@ -308,11 +302,6 @@ class AgentParameters(QueryModel):
     page: Annotated[int, whole_number(1, AGENT_PAGES_MAX)] = 1
 
 
-def _no_page(count: int) -> Problem:
-    error = FieldError(code="out_of_range", detail=f"the document has {count} pages", parameter="page")
-    return Problem(code=Code.VALIDATION_FAILED, detail=describe_errors((error,)), errors=(error,))
-
-
 CACHE_CONTROL = "public, max-age=60"
 """A price may be a minute old: a call at an earlier price stays valid for ten minutes (the rule of terms)."""
 
@@ -355,7 +344,8 @@ class DocumentRoutes:
         )
         pages = (document, *document.next_pages)
         if number > len(pages):
-            raise Refusal(_no_page(len(pages)))
+            detail = f"the document has {len(pages)} pages"
+            raise refuse_fields(FieldError(code="out_of_range", detail=detail, parameter="page"))
         return self._answer(request, pages[number - 1], _JSON)
 
     async def describe_draft(self, listing: Listing) -> dict[str, Any]:
@@ -388,10 +378,7 @@ class DocumentRoutes:
             "Cache-Control": CACHE_CONTROL,
             "Link": f'<{self._context.encoder.url_of(listing_id)}>; rel="describes"',
         }
-        known = request.headers.get("if-none-match")
-        if known is not None and has_etag(known, headers["ETag"], same=is_same_content):
-            return Response(status_code=304, headers=headers)
-        return Response(document.body, media_type=media_type, headers=headers)
+        return etag_response(request, document.body, media_type, headers)
 
     async def _write(self, listing: Listing, compose: Compose) -> Document:
         """Reads and composes large documents in threads; reads the state of the gateway on the event loop."""
@@ -419,20 +406,20 @@ class DocumentRoutes:
             public_url=context.encoder.public_url,
             verified_at=None if reputation.verified_ms is None else format_time(reputation.verified_ms),
             quality=reputation.quality,
-            has_mpp=self._has_mpp(listing, operations),
+            has_mpp=has_mpp(context, listing, list_prices(listing, operations)),
             is_bound_only=context.is_bound_required or listing.signature == "bound",
         )
 
-    def _has_mpp(self, listing: Listing, operations: tuple[ApiOperation, ...]) -> bool:
-        assets = payable_assets(
-            self._context.encoder.assets, currency=listing.currency, networks=listing.networks
-        )
-        prices = [price for price in list_prices(listing, operations) if not price.is_free]
-        return any(
-            self._context.is_mpp_offered(asset, price.units_in(asset), listing.id)
-            for asset in assets
-            for price in prices
-        )
+
+def has_mpp(context: WebContext, listing: Listing, prices: Iterable[Price]) -> bool:
+    """Whether one of these prices of a listing can be paid by MPP now."""
+    assets = payable_assets(context.encoder.assets, currency=listing.currency, networks=listing.networks)
+    return any(
+        context.is_mpp_offered(asset, price.units_in(asset), listing.id)
+        for price in prices
+        if not price.is_free
+        for asset in assets
+    )
 
 
 def _compose_document(compose: Compose, view: ListingView, entry: dict[str, Any] | None) -> Document:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from tollway.ids import ListingId
 from tollway.money import Asset, Price
 from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
@@ -19,6 +22,7 @@ from tollway.registry.listing import (
 from tollway.registry.listing_warnings import ListingWarning
 from tollway.registry.quality import Quality, Reputation
 from tollway.web.http.json import encode_visible_json
+from tollway.web.http.problems import OK
 from tollway.web.http.query import format_time
 
 TX_HEADERS = ("X-Payment-Tx", "X-Signature")
@@ -237,6 +241,20 @@ def page_links(url: str, given: Sequence[tuple[str, str]], page: ListingPage, qu
 
 def render_json(content: Mapping[str, Any]) -> bytes:
     return encode_visible_json(content).encode()
+
+
+def json_response(
+    content: Mapping[str, Any], *, status: int = OK, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(render_json(content), status_code=status, media_type="application/json", headers=headers)
+
+
+def etag_response(request: Request, body: bytes, media_type: str, headers: Mapping[str, str]) -> Response:
+    """A response with the header ETag; a 304 if the client has that content."""
+    known = request.headers.get("if-none-match")
+    if known is not None and has_etag(known, headers["ETag"], same=is_same_content):
+        return Response(status_code=304, headers=headers)
+    return Response(body, media_type=media_type, headers=headers)
 
 
 def etag_of(listing: Listing, body: bytes) -> str:

@@ -33,8 +33,8 @@ from tollway.web.api.listing_edits import (
 )
 from tollway.web.api.listing_json import (
     etag_of,
-    has_etag,
-    is_same_content,
+    etag_response,
+    json_response,
     page_json,
     page_links,
     render_json,
@@ -146,7 +146,7 @@ class ListingRoutes:
         page = await self._context.catalog.search(query)
         given = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True)
         link = page_links(f"{self._context.encoder.public_url}/api/v2/apis", given, page, query)
-        return _json_response(render_json(page_json(self._context.encoder, page, query)), {"Link": link})
+        return json_response(page_json(self._context.encoder, page, query), headers={"Link": link})
 
     async def _list_suspended(self, request: Request) -> Response:
         """The listings of the wallet that proves itself which the operator has suspended: a search leaves them out, and nobody else reads them."""
@@ -166,10 +166,7 @@ class ListingRoutes:
             "Cache-Control": "no-cache",
             "Link": self._context.encoder.link_header(listing),
         }
-        known = request.headers.get("if-none-match")
-        if known is not None and has_etag(known, headers["ETag"], same=is_same_content):
-            return Response(status_code=304, headers=headers)
-        return _json_response(body, headers)
+        return etag_response(request, body, "application/json", headers)
 
     async def create(self, request: Request) -> Response:
         provider = (await self._context.authenticate(request)).address
@@ -233,13 +230,14 @@ class ListingRoutes:
         }
         agent = render_json(await DocumentRoutes(self._context).describe_draft(preview.listing))
         written["agent"] = parse_json_object(agent.replace(DRY_RUN_ID.encode(), b"{apiId}"))
-        return _json_response(render_json(written), {})
+        return json_response(written)
 
     def _written_response(
         self, written: WrittenListing, *, headers: Mapping[str, str] = {}, status: int = 200
     ) -> Response:
         etag, body = render_written(self._context.encoder, written)
-        return _json_response(body, {**headers, "ETag": etag}, status=status)
+        headers = {**headers, "ETag": etag}
+        return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
 def _listing_id(request: Request) -> ListingId:
@@ -252,10 +250,6 @@ def _writer(request: Request, provider: Address) -> ListingWriter:
         client_address=client_address_of(request),
         if_match=request.headers.get("if-match"),
     )
-
-
-def _json_response(body: bytes, headers: dict[str, str], *, status: int = 200) -> Response:
-    return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
 class DryRunParameters(QueryModel):

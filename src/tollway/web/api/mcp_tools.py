@@ -6,7 +6,6 @@ over HTTP. The first MCP request loads this module, because the SDK and the chec
 
 import asyncio
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,7 +56,7 @@ from tollway.discovery.tools import (
 from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError
 from tollway.ids import ListingId
 from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
-from tollway.registry.listing import Listing
+from tollway.registry.listing import Listing, RevisionCache
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import call_json, find_call, history_json, read_history_query
 from tollway.web.api.listing_edits import find_public_listing
@@ -107,7 +106,7 @@ class McpTools:
         self._context = context
         self._search_turns = asyncio.Semaphore(SEARCHES_AT_ONCE)
         self._call_app = ErrorBoundary(context.call_app, public_url=context.public_url, payment_state="held")
-        self._operations: OrderedDict[tuple[ListingId, int], tuple[ApiOperation, ...]] = OrderedDict()
+        self._operations: RevisionCache[tuple[ApiOperation, ...]] = RevisionCache(OPERATIONS_CACHED_MAX)
         self._tools = {tool.name: tool for tool in GATEWAY_TOOLS}
 
     # ---- The gateway's tools.
@@ -256,16 +255,10 @@ class McpTools:
 
     async def operations_of(self, listing: Listing) -> tuple[ApiOperation, ...]:
         """The operations of a listing, cached per revision. A thread reads the document, because it may be large."""
-        key = (listing.id, listing.revision)
-        known = self._operations.get(key)
+        known = self._operations.find(listing, None)
         if known is not None:
-            self._operations.move_to_end(key)
             return known
-        found = await asyncio.to_thread(list_operations, listing)
-        self._operations[key] = found
-        while len(self._operations) > OPERATIONS_CACHED_MAX:
-            self._operations.popitem(last=False)
-        return found
+        return self._operations.put(listing, None, await asyncio.to_thread(list_operations, listing))
 
     async def run_operation(
         self, listing: Listing, operations: Sequence[ApiOperation], invocation: ToolInvocation
@@ -403,13 +396,8 @@ def _take_arguments(
 def _check_against(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """Refuses arguments that do not meet the schema, before any look-up and before a payment is verified."""
     if not _is_writable(arguments):
-        raise _invalid(
-            (
-                FieldError(
-                    code="unwritable", detail="has a value that JSON does not allow", pointer="/arguments"
-                ),
-            )
-        )
+        detail = "has a value that JSON does not allow"
+        raise _invalid((FieldError(code="unwritable", detail=detail, pointer="/arguments"),))
     errors = check_arguments(schema, arguments)
     if errors:
         raise _invalid(errors)
@@ -465,7 +453,8 @@ class McpServer:
     def __init__(self, context: WebContext) -> None:
         self._tools = McpTools(context)
         self._body_bytes_max = context.limits.control_body_bytes_max
-        self._public_url = context.public_url
+        about = {"version": __version__, "website_url": context.public_url, "cache_hints": _HINTS}
+        self._shared: dict[str, Any] = {**about, **_EMPTY_HANDLERS}
 
     async def serve_gateway(
         self, mcp_request: McpRequest, scope: Scope, receive: Receive, send: Send
@@ -482,18 +471,14 @@ class McpServer:
             invocation = _read_call(ctx, params, mcp_request)
             return _to_result(await mcp_tools.run(invocation), ctx, invocation)
 
-        schemas = {tool.name: tool.input_schema for tool in GATEWAY_TOOLS}
         server: Server[Any] = Server(
             "tollway",
             title="Tollway",
-            version=__version__,
             instructions=INSTRUCTIONS,
-            website_url=self._public_url,
-            cache_hints=_HINTS,
-            get_tool_input_schema=schemas.get,
+            get_tool_input_schema={tool.name: tool.input_schema for tool in GATEWAY_TOOLS}.get,
             on_list_tools=list_tools,
             on_call_tool=call_tool,
-            **_EMPTY_HANDLERS,
+            **self._shared,
         )
         await self._serve(server, scope, receive, send)
 
@@ -527,19 +512,16 @@ class McpServer:
             return _to_result(await mcp_tools.run_operation(listing, operations, invocation), ctx, invocation)
 
         def find_schema(name: str) -> Mapping[str, Any] | None:
-            found = next((one for one in operations if one.tool == name), None)
+            found = _find_operation(operations, name)
             return None if found is None else api_tool(listing, found).input_schema
 
         server: Server[Any] = Server(
             f"tollway.{listing.id}",
-            version=__version__,
             instructions=API_INSTRUCTIONS,
-            website_url=self._public_url,
-            cache_hints=_HINTS,
             get_tool_input_schema=find_schema,
             on_list_tools=list_tools,
             on_call_tool=call_tool,
-            **_EMPTY_HANDLERS,
+            **self._shared,
         )
         await self._serve(server, scope, receive, send)
 

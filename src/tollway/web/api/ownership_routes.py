@@ -1,6 +1,5 @@
 """The routes of the ownership of an endpoint: every client may read it, the provider may have it checked."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +17,9 @@ from tollway.registry.ownership import DOCUMENT_MEMBERS, Challenge, Ownership, O
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.api.listing_edits import find_listing, find_public_listing
-from tollway.web.api.listing_json import render_json
+from tollway.web.api.listing_json import json_response
 from tollway.web.http.json import find_unknown_members, parse_json_object
-from tollway.web.http.query import NoParameters, format_time, read_query
+from tollway.web.http.query import NoParameters, format_time_if, read_query
 
 CHECKS_MAX = 3
 """Attempts of a check. When the listing is edited during a check, its new state is checked again."""
@@ -50,7 +49,7 @@ class OwnershipRoutes:
     async def show_ownership(self, request: Request) -> Response:
         read_query(NoParameters, request.scope["query_string"])
         listing = await find_public_listing(self._context.catalog, _listing_id(request))
-        return _ownership_response(ownership_json(*await self._checks.read(listing)))
+        return json_response(ownership_json(*await self._checks.read(listing)), headers=_NO_STORE)
 
     async def check_ownership(self, request: Request) -> Response:
         provider = (await self._context.authenticate(request)).address
@@ -60,7 +59,7 @@ class OwnershipRoutes:
         _refuse_members(await request.body())
         checked = await self._checks.check(listing_id, provider, client_address=client_address_of(request))
         content = ownership_json(checked.challenge, checked.known)
-        return _ownership_response({**content, "checks": checked.evidence.of})
+        return json_response({**content, "checks": checked.evidence.of}, headers=_NO_STORE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +132,8 @@ def ownership_json(challenge: Challenge, known: Ownership | None) -> dict[str, A
         "origin": challenge.origin,
         "state": "verified" if is_verified else "unverified",
         "method": known.method if known is not None and is_verified else None,
-        "verifiedAt": _format_time(None if known is None else known.verified_ms),
-        "checkedAt": _format_time(None if known is None else known.checked_ms),
+        "verifiedAt": format_time_if(None if known is None else known.verified_ms),
+        "checkedAt": format_time_if(None if known is None else known.checked_ms),
         "failures": 0 if known is None else known.failures,
         "challenge": {
             "wellKnown": {"url": challenge.file_url, "content": challenge.content},
@@ -155,14 +154,7 @@ def _listing_id(request: Request) -> ListingId:
     return ListingId(request.path_params["apiId"])
 
 
-def _format_time(ms: int | None) -> str | None:
-    return None if ms is None else format_time(ms)
-
-
-def _ownership_response(content: Mapping[str, Any]) -> Response:
-    return Response(
-        render_json(content), media_type="application/json", headers={"Cache-Control": "no-store"}
-    )
+_NO_STORE = {"Cache-Control": "no-store"}
 
 
 def _refuse_members(raw: bytes) -> None:

@@ -5,9 +5,7 @@
 
 import asyncio
 import html
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
@@ -41,10 +39,10 @@ from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
 from tollway.identity.did_document import DID_PATH, DID_TYPE, describe_signers
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import ListingQuery
-from tollway.registry.listing import Listing, payable_assets
+from tollway.registry.listing import Listing, RevisionCache
 from tollway.web.api.context import WebContext
-from tollway.web.api.discovery_routes import Document, DocumentCache
-from tollway.web.api.listing_json import has_etag, is_same_content, render_json
+from tollway.web.api.discovery_routes import Document, DocumentCache, has_mpp
+from tollway.web.api.listing_json import etag_response, render_json
 from tollway.web.http.contract import FEATURED_MAX, FeaturedOperation, Site, SiteContract
 from tollway.web.http.problems import PROBLEM_KINDS, PROBLEM_PAGES, problem_name, split_code
 from tollway.web.http.query import QueryModel, format_time, read_query, whole_number
@@ -54,20 +52,12 @@ LISTINGS_CACHED_MAX = 200
 TITLE_LENGTH_MAX = 120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ListingOperations:
-    """The first operations of a listing at one of its revisions."""
-
-    revision: int
-    operations: tuple[ApiOperation, ...]
-
-
 class FeaturedOperations:
     """Chooses the featured operations. A thread reads the document of a listing, once for each revision."""
 
     def __init__(self, context: WebContext) -> None:
         self._context = context
-        self._cached: OrderedDict[ListingId, _ListingOperations] = OrderedDict()
+        self._cached: RevisionCache[tuple[ApiOperation, ...]] = RevisionCache(LISTINGS_CACHED_MAX)
 
     async def choose(self) -> tuple[FeaturedOperation, ...]:
         """At most `FEATURED_MAX` operations: the first of each listing, then the second of each, and so on."""
@@ -90,7 +80,7 @@ class FeaturedOperations:
                 operation.price,
                 listing.currency,
                 self._context.encoder.options(listing, operation.price),
-                has_mpp=self._has_mpp(listing, operation),
+                has_mpp=has_mpp(self._context, listing, [operation.price]),
             )
             if info is not None and info["protocols"] and "price" in info:
                 found.append(
@@ -99,24 +89,11 @@ class FeaturedOperations:
         return found
 
     async def _read(self, listing: Listing) -> tuple[ApiOperation, ...]:
-        known = self._cached.get(listing.id)
-        if known is None or known.revision != listing.revision:
-            operations = await asyncio.to_thread(list_operations, listing)
-            known = _ListingOperations(revision=listing.revision, operations=operations[:PER_LISTING_MAX])
-            self._cached[listing.id] = known
-        self._cached.move_to_end(listing.id)
-        while len(self._cached) > LISTINGS_CACHED_MAX:
-            self._cached.popitem(last=False)
-        return known.operations
-
-    def _has_mpp(self, listing: Listing, operation: ApiOperation) -> bool:
-        assets = payable_assets(
-            self._context.encoder.assets, currency=listing.currency, networks=listing.networks
-        )
-        return not operation.price.is_free and any(
-            self._context.is_mpp_offered(asset, operation.price.units_in(asset), listing.id)
-            for asset in assets
-        )
+        known = self._cached.find(listing, None)
+        if known is not None:
+            return known
+        operations = await asyncio.to_thread(list_operations, listing)
+        return self._cached.put(listing, None, operations[:PER_LISTING_MAX])
 
 
 CACHE_S, ASSET_CACHE_S = 60, 86_400
@@ -283,10 +260,7 @@ class SiteRoutes:
             "Cache-Control": f"public, max-age={cache_s}",
             "Link": self._links,
         }
-        known = request.headers.get("if-none-match")
-        if known is not None and has_etag(known, document.etag, same=is_same_content):
-            return Response(status_code=304, headers=headers)
-        return Response(document.body, media_type=media_type, headers=headers)
+        return etag_response(request, document.body, media_type, headers)
 
 
 def _with_etag(body: bytes) -> Document:

@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.errors import FieldError, Refusal
 from tollway.ids import Address, ChainId, ListingId
 from tollway.ledger.sales import (
     DAY_MS,
@@ -33,7 +33,7 @@ from tollway.ledger.sales import (
 from tollway.money import Asset
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import ID_LENGTH_MAX, BookParameters, RecordResponse
-from tollway.web.http.problems import describe_errors
+from tollway.web.http.problems import refuse_fields
 from tollway.web.http.query import QueryModel, format_time, parse_time, parsed, read_query
 
 STEPS_MAX: dict[Step, int] = {"hour": 31 * 24, "day": 366}
@@ -200,5 +200,4 @@ def asset_of_sum(key: SumKey) -> Asset | None:
 
 
 def _refuse(parameter: str, code: str, detail: str) -> Refusal:
-    errors = [FieldError(code=code, detail=detail, parameter=parameter)]
-    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=tuple(errors)))
+    return refuse_fields(FieldError(code=code, detail=detail, parameter=parameter))

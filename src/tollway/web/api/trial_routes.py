@@ -19,22 +19,19 @@ from tollway.gateway.trial import TrialResult
 from tollway.ids import Address, ListingId
 from tollway.limits import KIB
 from tollway.rate_limits.limiter import Quota
-from tollway.registry.draft import (
-    METHOD_LENGTH_MAX,
-    PATH_LENGTH_MAX,
-)
+from tollway.registry.draft import METHOD_LENGTH_MAX, PATH_LENGTH_MAX
 from tollway.registry.header_names import is_header_name, is_reserved_header
 from tollway.registry.listing import CatalogEntry
 from tollway.registry.listing_warnings import ListingWarning
 from tollway.registry.moderation import explain_block
-from tollway.validation import RequestModel, check_members, to_field_error, value_error, value_errors
+from tollway.validation import RequestModel, value_error, value_errors
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.api.listing_edits import find_public_listing
-from tollway.web.api.listing_json import render_json, warnings_json
+from tollway.web.api.listing_json import json_response, warnings_json
 from tollway.web.http.json import parse_json_object
-from tollway.web.http.problems import describe_errors, request_id_of
-from tollway.web.http.query import NoParameters, read_query
+from tollway.web.http.problems import request_id_of
+from tollway.web.http.query import NoParameters, read_members, read_query
 
 BODY_LENGTH_MAX = 64 * KIB
 HEADERS_MAX, HEADER_VALUE_LENGTH_MAX = 20, 1_024
@@ -128,11 +125,12 @@ def trial_router(context: WebContext) -> Router:
         provider = (await context.authenticate(request)).address
         entry = await _find_own_entry(context, request, provider)
         read_query(NoParameters, request.scope["query_string"])
-        trial = _read_body(await request.body())
+        raw = await request.body()
+        trial = read_members(TrialBody, parse_json_object(raw) if raw.strip() else {})
         call = _build_request(trial, entry, request, now_ms=context.now_ms())
         await quota.charge(provider, client_address=client_address_of(request))
         result = await context.trials.run(call, entry)
-        return Response(render_json(trial_json(result)), media_type="application/json")
+        return json_response(trial_json(result))
 
     return Router([Route("/api/v2/apis/{apiId}/trial", try_call, methods=["POST"])])
 
@@ -149,14 +147,6 @@ async def _find_own_entry(context: WebContext, request: Request, provider: Addre
     entry = await context.catalog.find(listing_id)
     assert entry is not None  # listings are retired, never deleted
     return entry
-
-
-def _read_body(raw: bytes) -> TrialBody:
-    checked = check_members(TrialBody, parse_json_object(raw) if raw.strip() else {})
-    if checked.model is None:
-        errors = tuple(to_field_error(location, code, detail) for location, code, detail in checked.errors)
-        raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors))
-    return checked.model
 
 
 def _build_request(trial: TrialBody, entry: CatalogEntry, request: Request, *, now_ms: int) -> ProxyRequest:

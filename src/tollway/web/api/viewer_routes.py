@@ -10,15 +10,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.errors import FieldError
+from tollway.identity.authenticator import Identity
 from tollway.identity.viewers import DAY_MS, Viewer
 from tollway.ids import Address
-from tollway.validation import RequestModel, check_members, read_parsed, to_field_error
+from tollway.validation import RequestModel, read_parsed
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.http.json import parse_json_object
-from tollway.web.http.problems import NO_CONTENT, describe_errors
-from tollway.web.http.query import NoParameters, format_time, parse_time, read_query
+from tollway.web.http.problems import NO_CONTENT, refuse_fields
+from tollway.web.http.query import NoParameters, format_time, parse_time, read_members, read_query
 
 TIME_LENGTH_MAX = 40
 
@@ -37,9 +38,13 @@ class ViewerBody(RequestModel):
 def viewer_router(context: WebContext) -> Router:
     access = context.book_access
 
-    async def put_viewer(request: Request) -> JSONResponse:
-        caller = await context.authenticate(request)
+    async def authenticate(request: Request) -> Identity:
+        identity = await context.authenticate(request)
         read_query(NoParameters, request.scope["query_string"])
+        return identity
+
+    async def put_viewer(request: Request) -> JSONResponse:
+        caller = await authenticate(request)
         viewer = parse_viewer(request.path_params["address"], caller.address)
         until_ms = read_until(
             parse_json_object(await request.body()),
@@ -52,22 +57,19 @@ def viewer_router(context: WebContext) -> Router:
         return JSONResponse(_viewer_json(stored, "viewer"))
 
     async def delete_viewer(request: Request) -> Response:
-        caller = await context.authenticate(request)
-        read_query(NoParameters, request.scope["query_string"])
+        caller = await authenticate(request)
         viewer = parse_viewer(request.path_params["address"], caller.address)
         await access.withdraw(caller.address, viewer)
         return Response(status_code=NO_CONTENT)
 
     async def decline_wallet(request: Request) -> Response:
-        caller = await context.authenticate(request)
-        read_query(NoParameters, request.scope["query_string"])
+        caller = await authenticate(request)
         named = parse_viewer(request.path_params["address"], caller.address)
         await access.decline(caller.address, named)
         return Response(status_code=NO_CONTENT)
 
     async def list_viewers(request: Request) -> JSONResponse:
-        caller = await context.authenticate(request)
-        read_query(NoParameters, request.scope["query_string"])
+        caller = await authenticate(request)
         viewers = await access.list_viewers(caller.address)
         wallets, are_more = await access.list_wallets(caller.address)
         answer: dict[str, Any] = {
@@ -93,27 +95,20 @@ def parse_viewer(text: str, caller: Address) -> Address:
     try:
         viewer = Address.parse(text)
     except ValueError as exc:
-        raise _refuse(FieldError(code="malformed", detail=str(exc), parameter="address")) from exc
+        raise refuse_fields(FieldError(code="malformed", detail=str(exc), parameter="address")) from exc
     if viewer == caller:
         detail = "must be another wallet: a wallet reads its own books"
-        raise _refuse(FieldError(code="own_wallet", detail=detail, parameter="address"))
+        raise refuse_fields(FieldError(code="own_wallet", detail=detail, parameter="address"))
     return viewer
 
 
 def read_until(members: Mapping[str, Any], *, now_ms: int, days_max: int) -> int:
     """The end of a permission in the body of `PUT /viewers/{address}`. Raises Refusal (422)."""
-    checked = check_members(ViewerBody, members)
-    if checked.model is None:
-        raise _refuse(*(to_field_error(*error) for error in checked.errors))
-    until_ms = checked.model.until
+    until_ms = read_members(ViewerBody, members).until
     if not now_ms < until_ms <= now_ms + days_max * DAY_MS:
         detail = f"must be in the future, and at most {days_max} days ahead"
-        raise _refuse(FieldError(code="out_of_range", detail=detail, pointer="/until"))
+        raise refuse_fields(FieldError(code="out_of_range", detail=detail, pointer="/until"))
     return until_ms
-
-
-def _refuse(*errors: FieldError) -> Refusal:
-    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=tuple(errors)))
 
 
 def _list_json(permissions: Sequence[Viewer], side: Literal["viewer", "wallet"]) -> list[dict[str, str]]:

@@ -4,7 +4,6 @@ The routes send nothing themselves: the gateway that delivers sends challenges a
 other.
 """
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
@@ -17,13 +16,21 @@ from tollway.ids import Address, format_id
 from tollway.outbound.policy import ENDPOINT_CHARS_MAX, Endpoint, parse_endpoint
 from tollway.rate_limits.limiter import Quota, client_bucket
 from tollway.registry.moderation import explain_block
-from tollway.validation import RequestModel, check_members, read_texts, to_field_error, value_error
+from tollway.validation import RequestModel, read_texts, value_error
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
-from tollway.web.api.listing_json import render_json
+from tollway.web.api.listing_json import json_response
 from tollway.web.http.json import parse_json_object
-from tollway.web.http.problems import ACCEPTED, CREATED, NO_CONTENT, OK, describe_errors
-from tollway.web.http.query import NoParameters, QueryModel, format_time, read_query, whole_number
+from tollway.web.http.problems import ACCEPTED, CREATED, NO_CONTENT
+from tollway.web.http.query import (
+    NoParameters,
+    QueryModel,
+    format_time,
+    format_time_if,
+    read_members,
+    read_query,
+    whole_number,
+)
 from tollway.webhooks.endpoints import (
     DeliveryState,
     NewEndpoint,
@@ -106,12 +113,8 @@ class WebhookRoutes:
     async def list_endpoints(self, request: Request) -> Response:
         wallet = await self._authenticate(request)
         endpoints = await self._context.webhooks.list_of(wallet)
-        return _respond(
-            {
-                "webhooks": [webhook_json(one) for one in endpoints],
-                "limit": self._context.limits.webhooks_max,
-            }
-        )
+        content = [webhook_json(one) for one in endpoints]
+        return json_response({"webhooks": content, "limit": self._context.limits.webhooks_max})
 
     async def register(self, request: Request) -> Response:
         context = self._context
@@ -119,7 +122,7 @@ class WebhookRoutes:
         block = context.find_block(wallet)
         if block is not None:
             raise Refusal(explain_block(block))
-        body = _read_body(await request.body())
+        body = read_members(WebhookBody, parse_json_object(await request.body()))
         endpoint = self._parse_url(body.url)
         client_address = client_address_of(request)
         await self._quota.charge(wallet, client_address=client_address)
@@ -147,7 +150,7 @@ class WebhookRoutes:
         content = webhook_json(registered)
         if secret is not None:
             content["secret"]["value"] = format_secret(secret)
-        return _respond(content, status=CREATED)
+        return json_response(content, status=CREATED)
 
     async def remove(self, request: Request) -> Response:
         wallet = await self._authenticate(request)
@@ -167,7 +170,7 @@ class WebhookRoutes:
         )
         if deliveries is None:
             raise Refusal(_NOT_FOUND)
-        return _respond({"deliveries": [delivery_json(one) for one in deliveries], "limit": query.limit})
+        return json_response({"deliveries": [delivery_json(one) for one in deliveries], "limit": query.limit})
 
     async def resend(self, request: Request) -> Response:
         context = self._context
@@ -182,7 +185,8 @@ class WebhookRoutes:
             case Resent.DISABLED:
                 raise Refusal(_DISABLED)
             case Resent.QUEUED:
-                return _respond({"eventId": event_id, "state": DeliveryState.PENDING.value}, status=ACCEPTED)
+                content = {"eventId": event_id, "state": DeliveryState.PENDING.value}
+                return json_response(content, status=ACCEPTED)
 
     async def _authenticate(self, request: Request) -> Address:
         wallet = (await self._context.authenticate(request)).address
@@ -225,10 +229,10 @@ def webhook_json(endpoint: WebhookEndpoint) -> dict[str, Any]:
         "state": endpoint.state.value,
         "reason": None if endpoint.reason is None else endpoint.reason.value,
         "secret": {"scheme": "v1", "set": True} if endpoint.has_secret else None,
-        "activeFrom": _format_time(endpoint.active_from_ms),
+        "activeFrom": format_time_if(endpoint.active_from_ms),
         "gap": None
         if endpoint.gap_from_ms is None
-        else {"from": format_time(endpoint.gap_from_ms), "to": _format_time(endpoint.gap_to_ms)},
+        else {"from": format_time(endpoint.gap_from_ms), "to": format_time_if(endpoint.gap_to_ms)},
         "pending": endpoint.pending,
         "dead": endpoint.dead,
         "createdAt": format_time(endpoint.created_ms),
@@ -243,40 +247,16 @@ def delivery_json(delivery: WebhookDelivery) -> dict[str, Any]:
         "state": delivery.state.value,
         "messageId": delivery.message_id,
         "attempts": delivery.attempts,
-        "nextAttemptAt": _format_time(delivery.next_ms),
-        "lastAttemptAt": _format_time(delivery.last_ms),
+        "nextAttemptAt": format_time_if(delivery.next_ms),
+        "lastAttemptAt": format_time_if(delivery.last_ms),
         "lastStatus": delivery.last_status,
         "lastError": delivery.last_error,
     }
 
 
-def _format_time(ms: int | None) -> str | None:
-    return None if ms is None else format_time(ms)
-
-
-def _read_body(raw: bytes) -> WebhookBody:
-    checked = check_members(WebhookBody, parse_json_object(raw))
-    if checked.model is None:
-        raise _invalid(to_field_error(location, code, detail) for location, code, detail in checked.errors)
-    return checked.model
-
-
-def _invalid(found: Iterable[FieldError]) -> Refusal:
-    errors = tuple(found)
-    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors))
-
-
 def _refuse_url(detail: str) -> Refusal:
     error = FieldError(code="not_allowed", detail=detail, pointer=_URL_POINTER)
     return Refusal(Problem(code=Code.ENDPOINT_NOT_ALLOWED, detail=detail, errors=(error,)))
-
-
-def _respond(content: dict[str, Any], *, status: int = OK) -> Response:
-    return Response(
-        render_json(content),
-        status_code=status,
-        media_type="application/json",
-    )
 
 
 _NOT_FOUND = Problem(

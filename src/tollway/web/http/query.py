@@ -18,11 +18,13 @@ from tollway.validation import (
     check_members,
     in_range,
     suggest,
+    to_field_error,
     value_error,
 )
-from tollway.web.http.problems import describe_errors
+from tollway.web.http.problems import refuse_fields
 
 Q = TypeVar("Q", bound="QueryModel")
+M = TypeVar("M", bound=RequestModel)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME = re.compile(
@@ -59,6 +61,10 @@ def format_time(ms: int) -> str:
     """Milliseconds since the epoch as RFC 3339 in UTC: `2026-11-21T09:15:00.000Z`."""
     seconds, rest_ms = divmod(ms, 1000)
     return f"{_format_second(seconds)}.{rest_ms:03d}Z"
+
+
+def format_time_if(ms: int | None) -> str | None:
+    return None if ms is None else format_time(ms)
 
 
 @lru_cache(maxsize=64)  # many times within one second are formatted
@@ -111,8 +117,15 @@ def read_query(model: type[Q], raw: bytes) -> Q:
         shown = "must be given" if code == "required" else detail
         errors.append(FieldError(code=code, detail=shown, parameter=str(location[0])))
     if checked.model is None or errors:
-        problem = Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=tuple(errors))
-        raise Refusal(problem)
+        raise refuse_fields(*errors)
+    return checked.model
+
+
+def read_members(model: type[M], members: Mapping[str, Any]) -> M:
+    """The members of a body. Raises Refusal (422) with all errors."""
+    checked = check_members(model, members)
+    if checked.model is None:
+        raise refuse_fields(*(to_field_error(*error) for error in checked.errors))
     return checked.model
 
 
