@@ -235,6 +235,12 @@ def test_the_first_pages_are_short() -> None:
     assert {name: count for name, count in long.items() if count > words[name]} == {}
 
 
+def test_the_pages_are_short_together() -> None:
+    """All pages of the documentation but the decisions and the runbooks. A page that grows says elsewhere what it repeats."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    assert sum(len(page.read_text().split()) for page in pages) <= 65_000
+
+
 BLOCKS = [
     (page, block) for page in [*COMMAND_PAGES, *RUNBOOK_PAGES] for block in read_blocks(page.read_text())
 ]
