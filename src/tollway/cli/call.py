@@ -39,7 +39,7 @@ from tollway.cli.inputs import (
     read_headers,
     read_session,
 )
-from tollway.cli.output import is_for_people, open_console, print_failure, print_quote
+from tollway.cli.output import is_for_people, open_console, print_failure, print_line
 from tollway.cli.response_output import ResponseOutput, print_payment
 from tollway.client import (
     CallerFailure,
@@ -305,7 +305,7 @@ class ProgressLine:
             self._stream.write(f"{_TO_LINE_START}{_CLEAR_REST}")
             self._stream.flush()
         self._last = ""
-        print_quote(quote)
+        print_line(quote.describe(), style="dim", is_error=True)
 
     def end(self) -> None:
         """Ends the line, so that the next output begins a new one."""

@@ -19,8 +19,10 @@ from tollway.cli.output import (
     open_console,
     print_foot,
     print_json,
+    print_line,
     print_members,
     print_rows,
+    read_object,
 )
 from tollway.client import requests
 from tollway.client.call_io import ControlRequest
@@ -231,10 +233,9 @@ def print_calls(page: Mapping[str, Any]) -> None:
     requests_made = [_format_request(call) for call in calls]
     print_rows(("time (UTC)", "call", "state", "charged", "listing"), rows, below=requests_made)
     print_foot(f"{format_value(page.get('total', 0))} in all; tollway history CALL shows one")
-    console = open_console()
     for call in calls:
         if _read_payment(call).get("state") == "held":
-            console.print(Text(plain_line(f"{format_value(call.get('id'))}: {describe_hold(call)}")))
+            print_line(f"{format_value(call.get('id'))}: {describe_hold(call)}")
 
 
 def print_held(page: Mapping[str, Any], *, now: datetime) -> None:
@@ -247,19 +248,12 @@ def print_held(page: Mapping[str, Any], *, now: datetime) -> None:
     for call in calls:
         age = format_age(call.get("createdAt"), now=now)
         until = format_time(_read_payment(call).get("heldUntil"))
-        console.print(
-            Text.assemble(
-                (plain_line(_format_price(call)), "bold"),
-                f"  {age}  {plain_line(format_value(call.get('id')))}",
-            )
-        )
+        call_id = plain_line(format_value(call.get("id")))
+        console.print(Text.assemble((plain_line(_format_price(call)), "bold"), f"  {age}  {call_id}"))
         console.print(Text(plain_line(f"    payer {format_value(call.get('payer'))}")))
         ends = f"until {until}" if until else "until its provider, the chain or a repeat decides"
-        console.print(
-            Text(
-                plain_line(f"    {format_value(call.get('apiName') or call.get('apiId'))[:40]}, held {ends}")
-            )
-        )
+        listing = format_value(call.get("apiName") or call.get("apiId"))[:40]
+        console.print(Text(plain_line(f"    {listing}, held {ends}")))
     for held in sum_held(calls):
         print_foot(held)
     print_foot(f"{format_value(page.get('total', 0))} in all. {ADVICE['held']}")
@@ -300,7 +294,7 @@ def print_call(call: Mapping[str, Any], *, is_decided: bool = False) -> None:
     print_members(dict(_list_members(call)))
     advice = SETTLING_ADVICE if is_decided and call.get("status") == "pending" else advise(call)
     if advice:
-        open_console().print(Text(plain_line(advice)))
+        print_line(advice)
 
 
 def _list_members(call: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -389,5 +383,4 @@ def _format_price(call: Mapping[str, Any]) -> str:
 
 
 def _read_payment(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    payment = call.get("payment")
-    return payment if isinstance(payment, Mapping) else {}
+    return read_object(call.get("payment"))

@@ -23,7 +23,6 @@ from tollway.client import (
     CallHeld,
     GatewayRefused,
     PaymentPending,
-    PaymentQuote,
     PaymentRefused,
     StoreUnusable,
 )
@@ -144,8 +143,26 @@ def print_rows(
             console.print(Text(set_cell_size(indented, console.width).rstrip(), style="dim"))
 
 
+def print_line(text: str, *, style: str = "", is_error: bool = False) -> None:
+    """Prints one line, which wraps at the width of the terminal."""
+    open_console(is_error=is_error).print(Text(plain_line(text), style=style))
+
+
 def print_foot(foot: str) -> None:
-    open_console().print(Text(plain_line(foot), style="dim"))
+    print_line(foot, style="dim")
+
+
+def print_lines(lines: Iterable[Text | str]) -> None:
+    """Prints lines that stay whole on a narrow terminal."""
+    console = open_console(soft_wrap=True)
+    for line in lines:
+        console.print(line if isinstance(line, Text) else Text(line))
+
+
+def print_entry(title: str, words: Iterable[object]) -> None:
+    """Prints two lines: the title, and below it the words that are not empty."""
+    print_line(title, style="bold")
+    open_console().print(Text("    " + plain_line(" · ".join(format_value(word) for word in words if word))))
 
 
 def print_members(document: JsonObject) -> None:
@@ -164,11 +181,6 @@ def print_document(document: JsonObject, *, as_json: bool) -> None:
         print_members(document)
     else:
         print_json(document)
-
-
-def print_quote(quote: PaymentQuote) -> None:
-    """Prints a payment on stderr."""
-    open_console(is_error=True).print(Text(plain_line(quote.describe()), style="dim"))
 
 
 def print_failure(failure: Exception, *, as_json: bool, sent: JsonObject | None = None) -> None:
@@ -266,6 +278,11 @@ def format_price(api: JsonObject) -> str:
 
 def _entries(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def read_object(value: object) -> JsonObject:
+    """The value; without members where it is no object."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def list_objects(value: object) -> list[JsonObject]:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from tollway.cli.inputs import REFUSED, Caller, caller_command, read_content, read_draft, read_headers
 from tollway.cli.listing_changes import Change, format_changes, list_changes
 from tollway.cli.listing_inputs import add_member_options, read_members
-from tollway.cli.output import open_console, print_json, print_members, print_text
+from tollway.cli.output import list_objects, print_json, print_lines, print_members, print_text, read_object
 from tollway.cli.published import describe_dry_run, list_next_steps
 from tollway.client import CallerFailure, GatewayRefused, TollwayClient, requests
 from tollway.client.requests import GatewayDocument
@@ -79,7 +78,7 @@ def edit(
         changes = listing_edit.preview()
         written = listing_edit.after
         if caller.is_for_people:
-            _print_lines(format_changes(changes) or ["Nothing changes."])
+            print_lines(format_changes(changes) or ["Nothing changes."])
             _print_warnings(written)
         if changes and not dry_run:
             _confirm(caller, "Change the listing?", yes=yes)
@@ -209,7 +208,7 @@ def try_out(
     if body is not None:
         trial["body"] = _decode_body(body)
     result = caller.fetch(requests.try_listing(api_id, trial))
-    caller.print(result, lambda found: _print_lines(describe_trial(found)))
+    caller.print(result, lambda found: print_lines(describe_trial(found)))
     status = result.get("status")
     if not isinstance(status, int) or status >= _STATUS_ERROR_MIN:
         raise typer.Exit(REFUSED)
@@ -229,8 +228,7 @@ def describe_trial(result: Mapping[str, Any]) -> Iterator[str]:
     yield plain_line(
         f"The upstream answered {format_value(result.get('status'))} in {format_value(result.get('latencyMs'))} ms; {verdict}."
     )
-    headers = result.get("headers")
-    kind = headers.get("content-type") if isinstance(headers, Mapping) else None
+    kind = read_object(result.get("headers")).get("content-type")
     body = result.get("body")
     if body:
         yield plain_line(f"{format_value(kind)}:" if kind else "The body:")
@@ -239,10 +237,8 @@ def describe_trial(result: Mapping[str, Any]) -> Iterator[str]:
         yield "The body is no text; --json prints it in base64."
     if result.get("isCut"):
         yield "The body is longer; the gateway returns its first 64 KiB."
-    warnings = result.get("warnings")
-    for warning in warnings if isinstance(warnings, list) else []:
-        if isinstance(warning, Mapping):
-            yield plain_line(f"warning: {format_value(warning.get('detail'))}")
+    for warning in list_objects(result.get("warnings")):
+        yield plain_line(f"warning: {format_value(warning.get('detail'))}")
 
 
 @caller_command()
@@ -255,7 +251,7 @@ def verify(
 ) -> None:
     request = requests.show_ownership(api_id) if is_show_only else requests.check_ownership(api_id)
     ownership = caller.fetch(request, is_signing=not is_show_only)
-    caller.print(ownership, lambda found: _print_lines(describe_ownership(found)))
+    caller.print(ownership, lambda found: print_lines(describe_ownership(found)))
     if ownership.get("state") != "verified" and not is_show_only:
         raise typer.Exit(REFUSED)
 
@@ -271,8 +267,8 @@ def describe_ownership(ownership: Mapping[str, Any]) -> list[str]:
             lines.append(f"the last {_read_word(ownership, 'failures')} check(s) did not find it: restore it")
         return lines
     lines = [f"{origin} is not proved. Any one of these is enough:"]
-    challenge, checks = _read_part(ownership, "challenge"), _read_part(ownership, "checks")
-    file, name, signature = (_read_part(challenge, way) for way in ("wellKnown", "dns", "signature"))
+    challenge, checks = (read_object(ownership.get(name)) for name in ("challenge", "checks"))
+    file, name, signature = (read_object(challenge.get(way)) for way in ("wellKnown", "dns", "signature"))
     if file:
         lines += [
             f"  a file at {_read_word(file, 'url')}{_format_check(checks, 'wellKnown')} with the line",
@@ -295,11 +291,6 @@ def _format_check(checks: Mapping[str, Any], way: str) -> str:
     return f" ({_read_word(checks, way).replace('_', ' ')})" if way in checks else ""
 
 
-def _read_part(ownership: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = ownership.get(name)
-    return part if isinstance(part, Mapping) else {}
-
-
 def _read_word(ownership: Mapping[str, Any], name: str) -> str:
     return plain_line(format_value(ownership.get(name)))
 
@@ -316,11 +307,11 @@ def _confirm(caller: Caller, question: str, *, yes: bool) -> None:
 def _print_written(listing: Mapping[str, Any], *, gateway: str) -> None:
     """A created listing and what its provider does next; of a dry run the listing that is not created."""
     if listing.get("dryRun") is True:
-        _print_lines(describe_dry_run(listing))
+        print_lines(describe_dry_run(listing))
     else:
         print_members({name: listing.get(name) for name in _PUBLISHED})
         _print_secret(listing)
-        _print_lines(list_next_steps(listing, gateway=gateway))
+        print_lines(list_next_steps(listing, gateway=gateway))
     _print_warnings(listing)
 
 
@@ -331,7 +322,7 @@ def _print_secret(written: Mapping[str, Any]) -> None:
     """The secret that this write made, of a listing whose forwarded calls are signed with one."""
     secret = written.get("forwardSecret")
     if isinstance(secret, str):
-        _print_lines(
+        print_lines(
             [
                 f"forwardSecret  {plain_line(secret)}",
                 f"{'':15}Shown once. Your API verifies forwarded calls with it.",
@@ -341,22 +332,13 @@ def _print_secret(written: Mapping[str, Any]) -> None:
 
 def _print_warnings(listing: Mapping[str, Any], *, known: Mapping[str, Any] | None = None) -> None:
     """`known`: the preview of the edit, whose warnings are printed already."""
-    lines = list(_list_warnings(listing))
     printed = [] if known is None else list(_list_warnings(known))
-    for line in lines:
+    for line in _list_warnings(listing):
         if line not in printed:
             print_text(line, is_error=True)
 
 
 def _list_warnings(listing: Mapping[str, Any]) -> Iterator[str]:
-    warnings = listing.get("warnings")
-    for warning in warnings if isinstance(warnings, list) else []:
-        if isinstance(warning, Mapping):
-            place = plain_line(format_value(warning.get("pointer"))).lstrip("/")
-            yield f"warning: {place}: {plain_line(format_value(warning.get('detail')))}"
-
-
-def _print_lines(lines: Iterator[str] | list[str]) -> None:
-    console = open_console(soft_wrap=True)
-    for line in lines:
-        console.print(Text(line))
+    for warning in list_objects(listing.get("warnings")):
+        place = plain_line(format_value(warning.get("pointer"))).lstrip("/")
+        yield f"warning: {place}: {plain_line(format_value(warning.get('detail')))}"

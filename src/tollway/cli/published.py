@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tollway.cli.outline import format_arguments
-from tollway.cli.output import format_price, list_objects
+from tollway.cli.output import format_price, list_objects, read_object
 from tollway.client.safe_text import format_value, plain_line
 
 OPERATIONS_SHOWN_MAX = 4
@@ -17,9 +17,8 @@ UNPROTECTED = "endpoint_unprotected"
 
 def describe_dry_run(preview: Mapping[str, Any]) -> list[str]:
     """At most `DRY_RUN_LINES_MAX` lines about the listing that a dry run would create. Its warnings are not among them. `preview`: the gateway's response."""
-    agent = preview.get("agent")
-    operations = list_objects(agent.get("operations") if isinstance(agent, Mapping) else None)
-    left_out = agent.get("operationsLeftOut") if isinstance(agent, Mapping) else None
+    agent = read_object(preview.get("agent"))
+    operations, left_out = list_objects(agent.get("operations")), agent.get("operationsLeftOut")
     count = len(operations) + (left_out if isinstance(left_out, int) else 0)
     networks = preview.get("networks")
     chains = [plain_line(format_value(one)) for one in networks] if isinstance(networks, list) else []
@@ -39,8 +38,8 @@ def describe_dry_run(preview: Mapping[str, Any]) -> list[str]:
 
 def _describe_operation(operation: Mapping[str, Any]) -> str:
     """Such as `  GET /quote/{symbol}  0.01 USDC  symbol* string`."""
-    schema = operation.get("inputSchema")
-    arguments = format_arguments(schema) if isinstance(schema, Mapping) and schema.get("properties") else ""
+    schema = read_object(operation.get("inputSchema"))
+    arguments = format_arguments(schema) if schema.get("properties") else ""
     method, path, price = (_read(operation, name) for name in ("method", "path", "price"))
     return "  " + "  ".join(word for word in (f"{method} {path}".strip(), price, _cut(arguments)) if word)
 

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from tollway.cli.inputs import LATER, REFUSED, USAGE, AsJson
-from tollway.cli.output import is_for_people, open_console, print_failure, print_json, print_members
+from tollway.cli.output import (
+    is_for_people,
+    print_failure,
+    print_foot,
+    print_json,
+    print_line,
+    print_members,
+)
 from tollway.client.receipts import (
     KEYS_BYTES_MAX,
     RECEIPT_BYTES_MAX,
@@ -131,21 +137,18 @@ def _list_unsigned(receipt: Mapping[str, Any]) -> list[str]:
 
 
 def _print_verdict(receipt: Mapping[str, Any], verdict: ReceiptVerdict, source: KeySource) -> None:
-    console = open_console()
     if verdict.is_valid:
-        console.print(Text(plain_line(f"Valid. Signed by {verdict.signer}."), style="green"))
+        print_line(f"Valid. Signed by {verdict.signer}.", style="green")
         print_members(dict(_list_members(receipt["payload"])))
     else:
-        console.print(Text("Not valid. Do not book this receipt.", style="red"))
+        print_line("Not valid. Do not book this receipt.", style="red")
         for one in verdict.mismatches:
-            console.print(Text(plain_line(f"{one.code}: {one.detail}")))
+            print_line(f"{one.code}: {one.detail}")
     unsigned = _list_unsigned(receipt)
     if unsigned:
-        console.print(
-            Text(plain_line("Not signed, so not checked: " + ", ".join(unsigned) + "."), style="dim")
-        )
+        print_foot("Not signed, so not checked: " + ", ".join(unsigned) + ".")
     for line in explain_verdict(receipt, verdict, source):
-        console.print(Text(plain_line(line)))
+        print_line(line)
 
 
 def _list_members(payload: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

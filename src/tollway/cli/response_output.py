@@ -19,9 +19,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import httpx
-from rich.text import Text
 
-from tollway.cli.output import is_for_people, open_console, print_json
+from tollway.cli.output import is_for_people, print_json, print_line
 from tollway.client import CallerFailure, CallResponse
 from tollway.client.deadline import check_deadline, within
 from tollway.client.driver import DEADLINE_S
@@ -257,7 +256,7 @@ def print_payment(response: CallResponse) -> None:
     if payment.transaction and payment.state == "charged":
         words.append(f"paid by {payment.transaction}")
     words += [f"call {payment.call_id}"] if payment.call_id else []
-    open_console(is_error=True).print(Text(plain_line(" · ".join(words)), style="dim"))
+    print_line(" · ".join(words), style="dim", is_error=True)
 
 
 def describe_response(response: CallResponse) -> dict[str, Any]:

@@ -12,7 +12,14 @@ import typer
 from rich.text import Text
 
 from tollway.cli.inputs import Caller, caller_command
-from tollway.cli.output import is_for_people, list_objects, open_console, print_foot, print_json
+from tollway.cli.output import (
+    is_for_people,
+    list_objects,
+    print_foot,
+    print_json,
+    print_lines,
+    read_object,
+)
 from tollway.client import requests
 from tollway.client.safe_text import format_value, plain_line
 from tollway.csv_text import csv_line
@@ -99,8 +106,7 @@ def print_sums(found: Mapping[str, Any], member: str, *, as_csv: bool, as_json: 
     if not is_for_people(as_json=as_json):
         print_json(found)
         return
-    for line in format_tables(found, rows):
-        open_console(soft_wrap=True).print(line)
+    print_lines(format_tables(found, rows))
     if not rows:
         print_foot("No calls in this range.")
     if found.get("isLowerBound") is True:
@@ -167,8 +173,7 @@ def draw_bar(amount: Decimal, largest: Decimal) -> str:
 
 
 def _read_state(row: Mapping[str, Any], state: str) -> Mapping[str, Any]:
-    one = row.get(state)
-    return one if isinstance(one, Mapping) else {}
+    return read_object(row.get(state))
 
 
 def _read_amount(row: Mapping[str, Any], state: str) -> Decimal:

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from tollway.cli.history import format_time
 from tollway.cli.inputs import Caller, caller_command, read_moment
-from tollway.cli.output import list_objects, open_console, print_foot
+from tollway.cli.output import list_objects, print_foot, print_line
 from tollway.client import requests
-from tollway.client.safe_text import format_value, plain_line
+from tollway.client.safe_text import format_value
 
 Viewer = Annotated[str, typer.Argument(metavar="ADDRESS", help="The other wallet.")]
 
@@ -48,7 +47,6 @@ def list_viewers(caller: Caller) -> None:
 
 def print_viewers(found: Mapping[str, Any]) -> None:
     """Prints both lists: the whole address, and until when."""
-    console = open_console()
     for title, name, nothing in (
         (
             "May read your books",
@@ -65,9 +63,8 @@ def print_viewers(found: Mapping[str, Any]) -> None:
         if not rows:
             print_foot(nothing)
             continue
-        console.print(Text(title, style="bold"))
+        print_line(title, style="bold")
         for row in rows:
-            until = format_time(row.get("until"))
-            console.print(Text(plain_line(f"  {format_value(row.get('address'))} until {until}")))
+            print_line(f"  {format_value(row.get('address'))} until {format_time(row.get('until'))}")
     if found.get("walletsAreMore") is True:
         print_foot("There are more; --wallet reads each of them.")

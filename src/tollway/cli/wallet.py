@@ -43,6 +43,7 @@ from tollway.cli.output import (
     list_objects,
     open_console,
     print_document,
+    print_entry,
     print_foot,
     print_json,
     print_text,
@@ -360,30 +361,21 @@ def _print_own(
 
 def _print_recorded(page: Mapping[str, Any]) -> None:
     """Prints a page of the gateway's ledger: the whole hash, then state, amounts in base units, network and payee."""
-    console, rows = open_console(), list_objects(page.get("payments"))
+    rows = list_objects(page.get("payments"))
     for row in rows:
-        console.print(Text(plain_line(format_value(row.get("transaction"))), style="bold"))
         words = (
             *(row.get("state"), row.get("reason")),
             f"{format_value(row.get('amount'))} units, {format_value(row.get('credit'))} left",
             *(row.get("asset"), f"to {format_value(row.get('payee'))}"),
         )
-        console.print(Text("    " + plain_line(" · ".join(format_value(word) for word in words if word))))
+        print_entry(format_value(row.get("transaction")), words)
     print_foot(f"{len(rows)} shown, the newest; --csv has all of them, with decimal amounts")
 
 
 def _print_payment(payment: Transfer | SignedAuthorization, name: str, *words: str) -> None:
     """Two lines: the whole hash or nonce; then state, amount, credit, network and payee."""
-    console = open_console()
-    payee = str(payment.pay_to)
-    parts = [
-        *words,
-        payment.describe(),
-        describe_network(payment.asset.chain_id),
-        f"to {payee[:6]}…{payee[-4:]}",
-    ]
-    console.print(Text(plain_line(name), style="bold"))
-    console.print(Text("    " + plain_line(" · ".join(format_value(part) for part in parts))))
+    payee, network = str(payment.pay_to), describe_network(payment.asset.chain_id)
+    print_entry(name, (*words, payment.describe(), network, f"to {payee[:6]}…{payee[-4:]}"))
 
 
 def describe_payment(payment: Transfer) -> dict[str, str | None]:
