@@ -8,7 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tollway.app.doctor_findings import SHARED_RATES_DOWN, Finding, describe_late_tasks, examine_local
+from tollway.app.doctor_findings import (
+    SHARED_RATES_DOWN,
+    Finding,
+    FindingLevel,
+    describe_late_tasks,
+    examine_local,
+)
 from tollway.chain.multicall import MULTICALL3
 from tollway.chain.nodes import ChainsWithNodes
 from tollway.chain.port import SettlementChain
@@ -52,6 +58,8 @@ _DOMAIN_FAULTS = {
     DomainFault.OTHER_DOMAIN: "has another EIP-712 name or version than the settings",
 }
 
+Verdict = tuple[FindingLevel, str]
+"""The level of a finding, and its detail."""
 FetchStatus = Callable[[str], Awaitable[int | None]]
 """GET a URL; the status, or None without a response. Raises IssuersUnusable."""
 FetchText = Callable[[str], Awaitable[str | None]]
@@ -69,71 +77,74 @@ async def examine(
 ) -> tuple[Finding, ...]:
     """Runs every check; a failed one does not stop the others."""
     findings = [finding async for finding in examine_local(settings, database)]
+
+    def add(check: str, verdict: Verdict | None, *, of: str = "") -> None:
+        if verdict is not None:
+            level, detail = verdict
+            findings.append(Finding(check=check, level=level, detail=of + detail))
+
     found = next(finding for finding in findings if finding.check == "database")
     if found.level in ("ok", "warning") and settings.secret_keys:
-        findings.append(await _examine_seals(settings, database))
+        add("secrets", await _examine_seals(settings, database))
     if is_postgres(database):
-        findings.append(await _examine_leaders(database))
+        add("leaders", await _examine_leaders(database))
     for network in settings.networks:
-        findings.append(await _examine_chain(network, chains, now_s))
-        findings.append(await _examine_settlement(settings, network, chains, fetch_status))
+        chain_id, of = network.rules.chain_id, f"{network.name}: "
+        add(f"chain_{chain_id}", await _examine_chain(network, chains, now_s), of=of)
+        settlement = await _examine_settlement(settings, network, chains, fetch_status)
+        add(f"settlement_{chain_id}", settlement, of=of)
         if network.settlement.gas_keys and (settings.x402 or settings.mpp):
-            findings.append(await _examine_settlement_min(network, chains))
-            findings.append(await _examine_gas_keys(network, chains))
-    findings.extend(await _examine_rates(settings))
-    findings.extend(await _examine_ownership(settings))
-    findings.append(await _examine_gateway(settings, fetch_status))
-    findings.append(await _examine_background(settings, fetch_text))
+            least = await _examine_settlement_min(network.settlement, chains)
+            add(f"settlement_min_{chain_id}", least, of=of)
+            add(f"gas_keys_{chain_id}", await _examine_gas_keys(network.settlement, chains), of=of)
+    add("shared_rates", await _examine_rates(settings))
+    add("ownership", await _examine_ownership(settings))
+    add("gateway", await _examine_gateway(settings, fetch_status))
+    add("background", await _examine_background(settings, fetch_text))
     return tuple(findings)
 
 
-async def _examine_seals(settings: Settings, database: Database) -> Finding:
+async def _examine_seals(settings: Settings, database: Database) -> Verdict:
     """Whether the keys open the stored secrets, and whether the first key alone does: a check after a restore and while the key changes."""
-    check = "secrets"
     key, *others = [key.get_secret_value() for key in settings.secret_keys]
     rotation = KeyRotation(database, sealer=Sealer(key, others=others, entropy=secrets.token_bytes))
     try:
         counts = await rotation.count(responses_max=_RESPONSES_CHECKED_MAX)
     except StorageUnavailable:
-        return Finding(
-            check=check, level="failed", detail="the database does not answer; repair it and run doctor again"
-        )
+        return "failed", "the database does not answer; repair it and run doctor again"
     if counts.secrets.lost:
         listings = ", ".join(counts.secrets.lost_ids)
         detail = (
             f"no key opens {counts.secrets.lost} secret(s) of listings, and their calls fail: put the missing key behind the "
             f"first one, or ask the providers to set the secrets again: {listings}"
         )
-        return Finding(check=check, level="failed", detail=detail)
+        return "failed", detail
     if counts.older:
         detail = (
             f"{counts.secrets.older} secret(s) of listings and {counts.responses.older} stored response(s) need a key "
             "that is not the first; when every gateway has the new key first, run tollway gateway secrets reencrypt"
         )
-        return Finding(check=check, level="note", detail=detail)
+        return "note", detail
     detail = f"the first key opens all {counts.secrets.current} secret(s) of listings"
     if counts.responses.lost:
         detail += "; no key opens some stored responses, and repeats of their calls fail until they expire after a day"
     if others:
         detail += f"; {len(others)} more key(s) are configured"
-    return Finding(check=check, level="note" if others or counts.responses.lost else "ok", detail=detail)
+    return "note" if others or counts.responses.lost else "ok", detail
 
 
-async def _examine_leaders(database: PostgresDatabase) -> Finding:
+async def _examine_leaders(database: PostgresDatabase) -> Verdict:
     """Which gateway leads each duty (settlement recovery, reorg watch), and whether a pooler prevents leadership."""
-    check = "leaders"
     try:
         if await are_sessions_shared(database):
             detail = (
                 "a pooler shares the server's sessions between transactions, and the lock of a leader needs a session "
                 "of its own; point database_url at the server, or pool by session"
             )
-            return Finding(check=check, level="failed", detail=detail)
+            return "failed", detail
         leaders = await find_leaders(database)
     except StorageUnavailable:
-        return Finding(
-            check=check, level="failed", detail="the database does not answer; repair it and run doctor again"
-        )
+        return "failed", "the database does not answer; repair it and run doctor again"
     parts = [
         f"{duty.label}: {leaders[duty].address or 'on the machine of the database'} "
         f"(server process {leaders[duty].server_process}{_format_handicap(leaders[duty])})"
@@ -146,15 +157,14 @@ async def _examine_leaders(database: PostgresDatabase) -> Finding:
             f"no gateway leads as {' or '.join(missing)}; a running gateway takes over within seconds"
         )
     is_well = not missing and not any(leader.handicap for leader in leaders.values())
-    return Finding(check=check, level="ok" if is_well else "note", detail="; ".join(parts))
+    return "ok" if is_well else "note", "; ".join(parts)
 
 
 def _format_handicap(leader: Leader) -> str:
     return f", without nodes of {leader.handicap} of its networks" if leader.handicap else ""
 
 
-async def _examine_chain(network: NetworkSettings, chains: ChainsWithNodes, now_s: float) -> Finding:
-    check = f"chain_{network.rules.chain_id}"
+async def _examine_chain(network: NetworkSettings, chains: ChainsWithNodes, now_s: float) -> Verdict:
     try:
         await chains.check_chain(network.rules.chain_id)
         answer = await chains.call_contract(
@@ -172,41 +182,30 @@ async def _examine_chain(network: NetworkSettings, chains: ChainsWithNodes, now_
             else "no node gave a usable response"
         )
         notes = getattr(exc, "__notes__", [])
-        return Finding(check=check, level="failed", detail="; ".join([f"{network.name}: {kind}", *notes]))
+        return "failed", "; ".join([kind, *notes])
     if answer.reverted or len(answer.payload) != 32:
-        return Finding(
-            check=check,
-            level="note",
-            detail=f"{network.name}: the node does not return the time of its latest block",
-        )
+        return "note", "the node does not return the time of its latest block"
     lag_s = now_s - int.from_bytes(answer.payload, "big")
     if lag_s < -CLOCK_SLACK_S:
-        return Finding(
-            check=check,
-            level="failed",
-            detail=f"{network.name}: the latest block lies {-lag_s:.0f} s in the future; this machine's clock is behind",
-        )
+        return "failed", f"the latest block lies {-lag_s:.0f} s in the future; this machine's clock is behind"
     if lag_s > BLOCK_AGE_MAX_S + 10 * network.block_time_s:
-        detail = (
-            f"{network.name}: the latest block is {lag_s:.0f} s old; the node lags, or this clock is ahead"
-        )
-        return Finding(check=check, level="warning", detail=detail)
+        return "warning", f"the latest block is {lag_s:.0f} s old; the node lags, or this clock is ahead"
     refusing = [node for node in chains.list_nodes(network.rules.chain_id) if node.batch_max is not None]
     if refusing:
         nodes = ", ".join(f"node {node.position} at {node.host} ({node.batch_max})" for node in refusing)
         detail = (
-            f"{network.name}: these nodes refuse JSON-RPC batches of more than so many calls: {nodes}; "
+            f"these nodes refuse JSON-RPC batches of more than so many calls: {nodes}; "
             "each payment takes more requests there, so a node that accepts batches of 100 is faster"
         )
-        return Finding(check=check, level="note", detail=detail)
-    return Finding(check=check, level="ok", detail=f"{network.name}: chain id and clock agree")
+        return "note", detail
+    return "ok", "chain id and clock agree"
 
 
 async def _examine_settlement(
     settings: Settings, network: NetworkSettings, chains: SettlementChain, fetch_status: FetchStatus
-) -> Finding:
+) -> Verdict:
     """Whether a network offers payments by authorisation (x402, MPP), and if not, why."""
-    check, rules = f"settlement_{network.rules.chain_id}", network.settlement
+    rules = network.settlement
     tokens = [asset for asset in network.rules.assets if asset.domain is not None]
     silent = None
     if not settings.x402 and not settings.mpp:
@@ -216,51 +215,43 @@ async def _examine_settlement(
     elif not tokens:
         silent = "no token there has the name and version of an EIP-712 domain"
     if silent is not None:
-        return Finding(check=check, level="note", detail=f"{network.name}: no authorised payments: {silent}")
+        return "note", f"no authorised payments: {silent}"
     try:
         faults = [fault async for fault in _find_faults(rules, tokens, chains, fetch_status)]
     except ChainUnavailable as exc:
-        return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
+        return "failed", str(exc)
     if faults:
-        detail = f"{network.name}: authorised payments are not offered, or not by every key or token: "
-        return Finding(check=check, level="warning", detail=detail + "; ".join(faults))
+        detail = "authorised payments are not offered, or not by every key or token: "
+        return "warning", detail + "; ".join(faults)
     by = "a facilitator" if rules.facilitator is not None else f"{len(rules.gas_keys)} gas key(s)"
     symbols = ", ".join(asset.symbol for asset in tokens)
-    return Finding(
-        check=check, level="ok", detail=f"{network.name}: authorised payments in {symbols}, settled by {by}"
-    )
+    return "ok", f"authorised payments in {symbols}, settled by {by}"
 
 
-async def _examine_settlement_min(network: NetworkSettings, chains: SettlementChain) -> Finding:
+async def _examine_settlement_min(rules: SettlementRules, chains: SettlementChain) -> Verdict:
     """The lowest price that the network settles at the current gas price, compared with the cost of a settlement."""
-    check, rules = f"settlement_min_{network.rules.chain_id}", network.settlement
     if rules.native_price_nano is None:
-        detail = f"{network.name}: native_price is not set: settlement_min does not follow the price of gas"
-        return Finding(check=check, level="note", detail=detail)
+        return "note", "native_price is not set: settlement_min does not follow the price of gas"
     try:
         price_wei = (await chains.fetch_fees(rules.chain_id)).price_wei
     except ChainUnavailable as exc:
-        return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
+        return "failed", str(exc)
     cost_nano, min_nano = rules.cost_nano(price_wei), rules.min_nano_at(price_wei)
     cost, least = format_decimal(cost_nano, decimals=9), format_decimal(min_nano, decimals=9)
     if min_nano < cost_nano:
-        detail = (
-            f"{network.name}: settlement_min = {least} is less than the {cost} that a settlement costs now"
-        )
-        return Finding(check=check, level="warning", detail=detail)
-    detail = f"{network.name}: authorised payments from {least}; a settlement costs {cost} now"
-    return Finding(check=check, level="ok", detail=detail)
+        return "warning", f"settlement_min = {least} is less than the {cost} that a settlement costs now"
+    detail = f"authorised payments from {least}; a settlement costs {cost} now"
+    return "ok", detail
 
 
-async def _examine_gas_keys(network: NetworkSettings, chains: SettlementChain) -> Finding:
+async def _examine_gas_keys(rules: SettlementRules, chains: SettlementChain) -> Verdict:
     """Each gas key with its balance, in the order of the settings. Below `GAS_FLOORS_MIN` floors the alerts GasKeyLow and GasKeysLow fire."""
-    check, rules = f"gas_keys_{network.rules.chain_id}", network.settlement
     try:
         balances = [
             (await chains.fetch_account(rules.chain_id, key.address)).balance_wei for key in rules.gas_keys
         ]
     except ChainUnavailable as exc:
-        return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
+        return "failed", str(exc)
     least_wei = GAS_FLOORS_MIN * rules.gas_floor_wei
     parts = [
         f"{key.address} has {format_decimal(balance_wei, decimals=18)}"
@@ -268,14 +259,10 @@ async def _examine_gas_keys(network: NetworkSettings, chains: SettlementChain) -
         for key, balance_wei in zip(rules.gas_keys, balances, strict=True)
     ]
     floor = format_decimal(rules.gas_floor_wei, decimals=18)
-    detail = (
-        f"{network.name}: {'; '.join(parts)}; gas_floor = {floor}, low is less than {GAS_FLOORS_MIN} floors"
-    )
+    detail = f"{'; '.join(parts)}; gas_floor = {floor}, low is less than {GAS_FLOORS_MIN} floors"
     if min(balances) >= least_wei:
-        return Finding(check=check, level="ok", detail=detail)
-    return Finding(
-        check=check, level="warning", detail=f"{detail}; send native currency to the keys marked low"
-    )
+        return "ok", detail
+    return "warning", f"{detail}; send native currency to the keys marked low"
 
 
 async def _find_faults(
@@ -309,14 +296,12 @@ async def _find_faults(
             yield f"the gas key {key.address} has {has}, below gas_floor = {floor}"
 
 
-async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
+async def _examine_rates(settings: Settings) -> Verdict | None:
     """Whether gateways that share a database count their callers together."""
-    check = "shared_rates"
     if settings.rate_limit_url is None:
         if settings.is_sqlite:
-            return ()  # there is one gateway
-        detail = "rate_limit_url is not set: several gateways would each count their callers alone"
-        return (Finding(check=check, level="note", detail=detail),)
+            return None  # there is one gateway
+        return "note", "rate_limit_url is not set: several gateways would each count their callers alone"
     from tollway.rate_limits.redis_windows import RedisWindows  # loads redis, and most have none to ask
 
     windows = RedisWindows(
@@ -330,73 +315,67 @@ async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
     is_up = windows.is_up
     await windows.close()
     if is_up:
-        return (Finding(check=check, level="ok", detail="the server for shared rates answers"),)
-    return (Finding(check=check, level="warning", detail=SHARED_RATES_DOWN),)
+        return "ok", "the server for shared rates answers"
+    return "warning", SHARED_RATES_DOWN
 
 
-async def _examine_ownership(settings: Settings) -> tuple[Finding, ...]:
+async def _examine_ownership(settings: Settings) -> Verdict | None:
     """Whether a TXT record can be found, where the settings depend on proofs of ownership."""
     if not settings.require_ownership and not settings.name_servers:
-        return ()
-    check = "ownership"
+        return None
     names = TxtRecords(settings.name_servers, deadline_s=_DEADLINE_S)
     if await names.find_texts(_ROOT) is None:
         detail = (
             "no name server answers: proofs by a TXT record are not found, and existing ones expire in a week"
         )
-        return (Finding(check=check, level="warning", detail=detail),)
+        return "warning", detail
     detail = "name servers answer"
     if settings.require_ownership:
         detail += "; listings without a proof of ownership are neither listed nor callable"
-    return (Finding(check=check, level="ok", detail=detail),)
+    return "ok", detail
 
 
-async def _examine_gateway(settings: Settings, fetch_status: FetchStatus) -> Finding:
+async def _examine_gateway(settings: Settings, fetch_status: FetchStatus) -> Verdict:
     try:
         status = await fetch_status(settings.public_url + "/readyz")
     except IssuersUnusable as exc:
-        return Finding(check="gateway", level="failed", detail=str(exc))
+        return "failed", str(exc)
     if status is None:
-        return Finding(
-            check="gateway", level="note", detail=f"no gateway answers at {settings.public_url} now"
-        )
+        return "note", f"no gateway answers at {settings.public_url} now"
     if status == _READY:
-        return Finding(check="gateway", level="ok", detail=f"the gateway at {settings.public_url} is ready")
+        return "ok", f"the gateway at {settings.public_url} is ready"
     detail = f"{settings.public_url}/readyz answers {status}: the gateway is not ready"
-    return Finding(check="gateway", level="failed", detail=detail)
+    return "failed", detail
 
 
-async def _examine_background(settings: Settings, fetch_text: FetchText) -> Finding:
+async def _examine_background(settings: Settings, fetch_text: FetchText) -> Verdict:
     """The age of the last successful run of each background task, from the metrics of the gateway on this machine."""
-    check = "background"
     if settings.admin_listen is None:
-        detail = "admin_listen is off: the ages of background tasks cannot be read"
-        return Finding(check=check, level="note", detail=detail)
+        return "note", "admin_listen is off: the ages of background tasks cannot be read"
     url = f"http://{settings.admin_listen}/metrics"
     text = await fetch_text(url)
     if text is None:
-        return Finding(check=check, level="note", detail=f"no gateway answers at {url} now")
+        return "note", f"no gateway answers at {url} now"
     return check_background(text)
 
 
-def check_background(metrics: str) -> Finding:
+def check_background(metrics: str) -> Verdict:
     """Reads the state of the background tasks from the metrics of a gateway."""
-    check = "background"
     figures: dict[str, dict[str, float]] = {}
     try:
         for family in text_string_to_metric_families(metrics):
             for sample in family.samples:
                 figures.setdefault(sample.name, {})[sample.labels.get("task", "")] = sample.value
     except ValueError:
-        return Finding(check=check, level="note", detail="the metrics of the gateway cannot be read")
+        return "note", "the metrics of the gateway cannot be read"
     ages, intervals = figures.get(BACKGROUND_AGE, {}), figures.get(BACKGROUND_INTERVAL, {})
     failures = figures.get(BACKGROUND_FAILURES, {})
     ended = figures.get(BACKGROUND_ENDED, {}).get("", 0)
     if ended:
         detail = f"{ended:.0f} background task(s) ended by themselves; read background_task_ended in the log and restart the gateway"
-        return Finding(check=check, level="failed", detail=detail)
+        return "failed", detail
     if not ages:
-        return Finding(check=check, level="note", detail="the metrics contain no background tasks")
+        return "note", "the metrics contain no background tasks"
     tasks = [
         BackgroundTaskStatus(
             name=task,
@@ -409,6 +388,6 @@ def check_background(metrics: str) -> Finding:
         for task, age_s in ages.items()
     ]
     if late := describe_late_tasks(tasks):
-        return Finding(check=check, level="warning", detail="; ".join(late))
+        return "warning", "; ".join(late)
     parts = ", ".join(f"{task} {ages[task]:.0f} s" for task in sorted(ages) if task in intervals)
-    return Finding(check=check, level="ok", detail=f"since the last good run of each task: {parts}")
+    return "ok", f"since the last good run of each task: {parts}"
