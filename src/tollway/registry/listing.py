@@ -5,7 +5,6 @@ returns the same object until the listing changes. The payment options are the s
 """
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -13,6 +12,7 @@ from hashlib import sha256
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from tollway.bounded_cache import BoundedDict
 from tollway.ids import Address, ChainId, ListingId, format_network
 from tollway.money import Asset, Price
 from tollway.registry.header_names import ALWAYS_FORWARDED, is_control_header, is_header_name
@@ -413,8 +413,9 @@ class RevisionCache(Generic[T]):
     """A cache of values derived from listings, of at most `entries_max`; the least recently used goes first. For one event loop."""
 
     def __init__(self, entries_max: int) -> None:
-        self._entries_max = entries_max
-        self._entries: OrderedDict[tuple[ListingId, Hashable], tuple[weakref.ref[Listing], T]] = OrderedDict()
+        self._entries: BoundedDict[tuple[ListingId, Hashable], tuple[weakref.ref[Listing], T]] = BoundedDict(
+            entries_max=entries_max
+        )
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -430,11 +431,7 @@ class RevisionCache(Generic[T]):
 
     def put(self, listing: Listing, key: Hashable, made: T) -> T:
         """The value of an older state goes."""
-        place = (listing.id, key)
-        self._entries[place] = (weakref.ref(listing), made)
-        self._entries.move_to_end(place)
-        if len(self._entries) > self._entries_max:
-            self._entries.popitem(last=False)
+        self._entries[listing.id, key] = (weakref.ref(listing), made)
         return made
 
 

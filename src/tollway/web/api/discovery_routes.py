@@ -6,7 +6,6 @@ The bazaar shows only what an authorization can pay for at this moment; a page m
 
 import asyncio
 import re
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
+from tollway.bounded_cache import BoundedCache
 from tollway.discovery.agent_document import describe_for_agents
 from tollway.discovery.bazaar import (
     BAZAAR,
@@ -49,7 +49,7 @@ CACHE_MS = 5_000
 CACHE_WRITE_TIMES = 100
 """The least lifetime of a document, in multiples of the time to write it: writing takes at most a hundredth of a core."""
 CACHE_MS_MAX = 60_000
-CACHE_BYTES_MAX = 32 * MIB
+CACHE_BYTES_MAX, CACHED_MAX = 32 * MIB, 65_536
 WRITES_AT_ONCE_MAX = 2
 OPERATIONS_CACHED_MAX = 200
 
@@ -80,9 +80,9 @@ class DocumentCache:
 
     def __init__(self, *, ticks_ms: Callable[[], int], bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._ticks_ms = ticks_ms
-        self._bytes_max = bytes_max
-        self._cached: OrderedDict[str, _CachedDocument] = OrderedDict()
-        self._bytes = 0
+        self._cached: BoundedCache[str, _CachedDocument] = BoundedCache(
+            entries_max=CACHED_MAX, bytes_max=bytes_max, entry_bytes_max=bytes_max
+        )
         self._semaphore = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
 
     async def get_or_write(
@@ -100,25 +100,16 @@ class DocumentCache:
             document = await write()
             now_ms = self._ticks_ms()
             fresh_ms = min(max(CACHE_MS, CACHE_WRITE_TIMES * (now_ms - began_ms)), CACHE_MS_MAX)
-            self._store(
-                name, _CachedDocument(revision=revision, document=document, until_ms=now_ms + fresh_ms)
-            )
+            cached = _CachedDocument(revision=revision, document=document, until_ms=now_ms + fresh_ms)
+            self._cached.put(name, cached, size_bytes=document.size_bytes)
             return document
 
     def _find(self, name: str, revision: int) -> Document | None:
-        cached = self._cached.get(name)
+        cached = self._cached.find(name)
         if cached is None or cached.revision != revision or cached.until_ms <= self._ticks_ms():
             return None
-        self._cached.move_to_end(name)
+        self._cached.touch(name)
         return cached.document
-
-    def _store(self, name: str, cached: _CachedDocument) -> None:
-        before = self._cached.pop(name, None)
-        self._bytes += cached.document.size_bytes - (before.document.size_bytes if before else 0)
-        self._cached[name] = cached
-        while self._bytes > self._bytes_max:
-            _, oldest = self._cached.popitem(last=False)
-            self._bytes -= oldest.document.size_bytes
 
 
 OFFSET_MAX = 10_000
