@@ -8,12 +8,13 @@ library for them is loaded with the first query.
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+from tollway.bounded_cache import BoundedDict
 
 QUICK_THREADS_MAX = 32
 OTHER_THREADS_MAX = 16
@@ -43,13 +44,12 @@ class HostResolver:
         self._lookup = lookup
         self._deadline_s = deadline_s
         self._clock = clock
-        self._names_max = names_max
         # Not the default thread pool: a slow name server must not block the other users of that pool.
         self._quick_threads = ThreadPoolExecutor(QUICK_THREADS_MAX, thread_name_prefix="resolver")
         self._other_threads = ThreadPoolExecutor(OTHER_THREADS_MAX, thread_name_prefix="resolver-newcomer")
         self._running: dict[str, asyncio.Future[list[str]]] = {}
-        self._quick: OrderedDict[str, None] = OrderedDict()
-        self._slow_until_s: OrderedDict[str, float] = OrderedDict()
+        self._quick: BoundedDict[str, None] = BoundedDict(entries_max=names_max)
+        self._slow_until_s: BoundedDict[str, float] = BoundedDict(entries_max=names_max)
 
     @property
     def quick(self) -> tuple[str, ...]:
@@ -86,16 +86,9 @@ class HostResolver:
         if took_s > QUICK_S:
             self._quick.pop(host, None)
             self._slow_until_s[host] = now_s + SLOW_FOR_S
-            self._move_to_end(self._slow_until_s, host)
         elif self._slow_until_s.get(host, 0.0) <= now_s:
             self._slow_until_s.pop(host, None)
             self._quick[host] = None
-            self._move_to_end(self._quick, host)
-
-    def _move_to_end(self, names: OrderedDict[str, None] | OrderedDict[str, float], host: str) -> None:
-        names.move_to_end(host)
-        if len(names) > self._names_max:
-            names.popitem(last=False)
 
     def _remove_running(self, host: str, lookup: asyncio.Future[list[str]]) -> None:
         self._running.pop(host, None)

@@ -9,7 +9,6 @@ sums are made one after another, and their reads run outside the writer, which c
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select,
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
+from tollway.bounded_cache import BoundedDict
 from tollway.ids import Address, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.listing import Listing
@@ -56,7 +56,7 @@ class OwnershipStore:
         self._database = database
         self._events = events
         self._now_ms = now_ms
-        self._seen: OrderedDict[ListingId, _CachedOwnership] = OrderedDict()
+        self._seen: BoundedDict[ListingId, _CachedOwnership] = BoundedDict(entries_max=LISTINGS_KEPT)
 
     async def find(self, listing_id: ListingId) -> Ownership | None:
         return await self._database.read(lambda connection: _find(connection, listing_id))
@@ -95,8 +95,6 @@ class OwnershipStore:
         ownership = await self.find(listing_id)
         seen = _CachedOwnership(ownership is not None and ownership.is_verified, now_ms)
         self._seen[listing_id] = seen
-        while len(self._seen) > LISTINGS_KEPT:
-            self._seen.popitem(last=False)
         return seen.is_verified
 
 
