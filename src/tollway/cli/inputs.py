@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 
 import httpx
 import typer
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from tollway.cli.output import is_for_people, print_failure, print_json, print_members
 from tollway.client import (
@@ -33,19 +33,20 @@ from tollway.client import (
     TollwayClient,
     Wallet,
 )
-from tollway.client.call_io import ControlRequest, NodeResult, NodeUnavailable
+from tollway.client.call_io import ControlRequest, NodeOutcome, NodeResult, NodeUnavailable
 from tollway.client.deadline import fetch_bounded
 from tollway.client.driver import check_tls
-from tollway.client.errors import GatewayUnreachable, NodeUnreachable
+from tollway.client.errors import GatewayUnreachable, IssuersUnusable, NodeUnreachable
+from tollway.client.exchange import run_blocking
 from tollway.client.finality import parse_quantity
 from tollway.client.requests import GatewayDocument
 from tollway.client.responses import describe_host, describe_node_failure, read_node_response
 from tollway.client.transfer import RailChoice
 from tollway.errors import StorageUnavailable
+from tollway.ids import ChainId
 
 NODE_DEADLINE_S = 10.0
 NODE_BYTES_MAX = 64 * 1024
-_CHAIN_ID_REQUEST = b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":[]}'
 _CHECK_NODE = "Check the URL of your chain node (--rpc, TOLLWAY_RPC), or try again later."
 DRAFT_BYTES_MAX = 2 * 1024 * 1024
 
@@ -76,16 +77,12 @@ def read_nodes(given: tuple[str, ...], *, allow_http: bool = False) -> dict[int,
 
 def _fetch_chain_id(url: str) -> int:
     try:
-        if httpx.URL(url).scheme not in ("http", "https"):
-            raise httpx.InvalidURL("no URL of a node")
-        status, content = fetch_bounded(
-            "POST", url, deadline_s=NODE_DEADLINE_S, bytes_max=NODE_BYTES_MAX, content=_CHAIN_ID_REQUEST
-        )
+        is_node = httpx.URL(url).scheme in ("http", "https")
     except httpx.InvalidURL:
-        raise ValueError("--rpc (TOLLWAY_RPC) takes URLs with http:// or https://, or CHAINID=URL") from None
-    except (OSError, httpx.HTTPError) as exc:
-        raise NodeUnreachable(f"{describe_node_failure(url, exc).detail}. {_CHECK_NODE}") from None
-    outcome = read_node_response(url, status, content)
+        is_node = False
+    if not is_node:
+        raise ValueError("--rpc (TOLLWAY_RPC) takes URLs with http:// or https://, or CHAINID=URL")
+    outcome = run_blocking(OneNode(url).query_node(ChainId(0), "eth_chainId"))
     number = parse_quantity(outcome.result) if isinstance(outcome, NodeResult) else None
     if number is None:
         detail = (
@@ -93,6 +90,29 @@ def _fetch_chain_id(url: str) -> int:
         )
         raise NodeUnreachable(f"{detail}. {_CHECK_NODE}")
     return number
+
+
+@dataclass(frozen=True, slots=True)
+class OneNode:
+    """A `NodeIo` of one node."""
+
+    url: str
+
+    async def query_node(self, chain_id: ChainId, method: str, *params: object) -> NodeOutcome:
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
+        try:
+            status, content = fetch_bounded(
+                "POST",
+                self.url,
+                deadline_s=NODE_DEADLINE_S,
+                bytes_max=NODE_BYTES_MAX,
+                content=to_json(request),
+            )
+        except IssuersUnusable:
+            raise
+        except (OSError, httpx.HTTPError, ValueError) as exc:
+            return describe_node_failure(self.url, exc)
+        return read_node_response(self.url, status, content)
 
 
 def read_draft(file: Path | None) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import httpx
 import typer
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +17,6 @@ from tollway.chain.networks import PRESETS, describe_network
 from tollway.cli.csv_output import check_output, write_csv
 from tollway.cli.inputs import (
     LATER,
-    NODE_BYTES_MAX,
-    NODE_DEADLINE_S,
     AllowHttp,
     AsCsv,
     AsJson,
@@ -27,6 +24,7 @@ from tollway.cli.inputs import (
     Caller,
     CsvFile,
     KeyFile,
+    OneNode,
     Rpc,
     Since,
     StoreFile,
@@ -57,14 +55,12 @@ from tollway.client import (
     create_key_file,
     requests,
 )
-from tollway.client.call_io import NodeOutcome, SignedAuthorization, Transfer
+from tollway.client.call_io import SignedAuthorization, Transfer
 from tollway.client.control import Role
-from tollway.client.deadline import fetch_bounded
 from tollway.client.driver import check_tls
-from tollway.client.errors import IssuersUnusable
 from tollway.client.exchange import run_blocking
 from tollway.client.fee_limit import format_fee, native_symbol
-from tollway.client.responses import describe_host, describe_node_failure, read_node_response
+from tollway.client.responses import describe_host
 from tollway.client.safe_text import format_value, plain_line
 from tollway.client.transfer import PaymentSource, fetch_balance, find_asset
 from tollway.ids import Address, ChainId
@@ -223,7 +219,7 @@ def read_balances(
 ) -> Iterator[AssetBalance]:
     """The balances of the assets that the presets know on that chain, and of further tokens that the chain describes."""
     source = PaymentSource(payer=holder, chains=frozenset({chain_id}), gateway="", assets={})
-    node, assets = _Node(url), list_known_assets(chain_id)
+    node, assets = OneNode(url), list_known_assets(chain_id)
     for address in tokens:
         asset = _ask(find_asset(node, chain_id, address, source))
         if asset is not None and asset.token not in [known.token for known in assets]:
@@ -252,29 +248,6 @@ def _ask(flow: Coroutine[Any, Any, T]) -> T | None:
         return run_blocking(flow)
     except (NodeUnreachable, CannotPay):
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """A `NodeIo` of one node."""
-
-    url: str
-
-    async def query_node(self, chain_id: ChainId, method: str, *params: object) -> NodeOutcome:
-        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
-        try:
-            status, content = fetch_bounded(
-                "POST",
-                self.url,
-                deadline_s=NODE_DEADLINE_S,
-                bytes_max=NODE_BYTES_MAX,
-                content=to_json(request),
-            )
-        except IssuersUnusable:
-            raise
-        except (OSError, httpx.HTTPError, ValueError) as exc:
-            return describe_node_failure(self.url, exc)
-        return read_node_response(self.url, status, content)
 
 
 def _print_balances(address: Address, balances: Iterable[AssetBalance]) -> None:
