@@ -1,7 +1,9 @@
 """What the client library imports: a caller waits for it, and installs it, before a call is made."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,13 @@ def test_the_whole_client_imports_nothing_of_the_gateway_and_of_other_extras() -
 def test_every_exported_name_has_its_module() -> None:
     assert all(hasattr(tollway.client, name) for name in tollway.client.__all__)
     assert dir(tollway.client) == sorted(tollway.client.__all__)
+
+
+def test_a_type_checker_sees_the_exported_names() -> None:
+    """Each is imported there as itself, which makes it public."""
+    source = Path(tollway.client.__file__).read_text()
+    seen = re.findall(r"^    from tollway\.client\.\w+ import (\w+) as \1$", source, re.MULTILINE)
+    assert sorted(seen) == tollway.client.__all__
 
 
 def test_a_name_that_is_not_exported_is_an_attribute_error() -> None:
