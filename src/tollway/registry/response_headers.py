@@ -6,6 +6,7 @@ has these tables (`python -m tests.kit.response_header_page`), a trial call name
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 Group = Literal["framing", "intermediary", "origin", "gateway"]
@@ -40,300 +41,246 @@ def _row(
     )
 
 
+_framing, _intermediary = partial(_row, "framing"), partial(_row, "intermediary")
+_origin, _gateway = partial(_row, "origin"), partial(_row, "gateway")
+
 _RFC = "https://www.rfc-editor.org/rfc/"
 
 DROPPED_HEADERS = (
-    _row(
-        "framing",
+    _framing(
         "connection keep-alive te trailer transfer-encoding upgrade content-length http2-settings",
         "framing and options of one connection; the gateway writes its own",
         _RFC + "rfc9110#section-7.6.1",
     ),
-    _row("framing", "proxy-*", "between a proxy and its neighbour", _RFC + "rfc9110#section-11.7"),
+    _framing("proxy-*", "between a proxy and its neighbour", _RFC + "rfc9110#section-11.7"),
     # ---- What an intermediary obeys.
-    _row(
-        "intermediary",
+    _intermediary(
         "x-accel*",
         "nginx answers from another location, limits the rate, buffers and caches; Squid varies by it",
         "https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_ignore_headers",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "x-sendfile* x-send-file*",
         "Apache and lighttpd answer with a file of the machine",
         "https://tn123.org/mod_xsendfile/",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "x-lighttpd-*",
         "lighttpd answers with a file of the machine",
         "https://redmine.lighttpd.net/projects/lighttpd/wiki/X-LIGHTTPD-send-file",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "x-reproxy-*",
         "H2O and Perlbal answer from another URL or file",
         "https://h2o.examp1e.net/configure/reproxy_directives.html",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "x-litespeed-* x-lsadc-* lsc-cookie",
         "LiteSpeed answers from another location, stores and purges",
         "https://docs.litespeedtech.com/lscache/devguide/controls/",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "x-envoy-*",
         "Envoy takes the gateway out of rotation, marks it as degraded or as limited",
         "https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/router_filter#http-headers-consumed-from-upstream",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "l5d-*",
         "Linkerd closes the connection, or counts the response as a failure",
         "https://linkerd.io/1/reference/http-headers/",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "fly-replay*",
         "Fly.io sends the request again, to another application",
         "https://fly.io/docs/networking/dynamic-request-routing/",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "x-kong-limit*",
         "Kong counts the response against a limit of the caller",
         "https://developer.konghq.com/plugins/response-ratelimiting/",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "x-appengine-blob*",
         "App Engine answers with a file of the operator",
         "https://cloud.google.com/appengine/docs/legacy/standard/python/blobstore",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "arr-*",
         "IIS and Azure end the affinity of a session",
         "https://learn.microsoft.com/en-us/azure/app-service/configure-common",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "pagespeed* modpagespeed* x-pagespeed*",
         "PageSpeed for Apache and nginx rewrites the response",
         "https://www.modpagespeed.com/doc/experiment",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "x-esi*",
         "Apache Traffic Server includes other URLs in the response",
         "https://docs.trafficserver.apache.org/en/latest/admin-guide/plugins/esi.en.html",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "surrogate-*",
         "Fastly, Varnish, Squid and Akamai store, include and purge",
         "https://www.w3.org/TR/edge-arch/",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "edge-*",
         "Akamai stores, includes and purges",
         "https://techdocs.akamai.com/property-mgr/docs/edge-control-hdr",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "*-cache-control",
         "a content delivery network stores by it, whatever Cache-Control says",
         _RFC + "rfc9213#section-2.1",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "cloudflare-* cf-edge-*",
         "Cloudflare stores the response",
         "https://developers.cloudflare.com/cache/concepts/cdn-cache-control/",
     ),
-    _row(
-        "intermediary",
-        "vercel-*",
-        "Vercel stores and purges",
-        "https://vercel.com/docs/headers/cache-control-headers",
+    _intermediary(
+        "vercel-*", "Vercel stores and purges", "https://vercel.com/docs/headers/cache-control-headers"
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "netlify-*",
         "Netlify stores, varies and purges",
         "https://docs.netlify.com/build/caching/caching-overview/",
     ),
-    _row(
-        "intermediary",
+    _intermediary(
         "cache-tag* cdn-tag* xkey* x-hashtwo*",
         "Cloudflare, Google, Bunny and Varnish purge together what has one tag",
         "https://developers.cloudflare.com/cache/how-to/purge-cache/purge-by-tags/",
     ),
-    _row(
-        "intermediary",
-        "cache-group*",
-        "a cache invalidates stored responses of the whole origin",
-        _RFC + "rfc9875#section-3",
+    _intermediary(
+        "cache-group*", "a cache invalidates stored responses of the whole origin", _RFC + "rfc9875#section-3"
     ),
     # ---- What a browser keeps for the whole origin.
-    _row("origin", "set-cookie*", "cookies", _RFC + "rfc6265#section-4.1"),
-    _row("origin", "strict-transport-security", "https only", _RFC + "rfc6797#section-6.1"),
-    _row("origin", "public-key-pins*", "keys of the certificate", _RFC + "rfc7469#section-2.1"),
-    _row("origin", "expect-ct", "certificate transparency", _RFC + "rfc9163#section-2.1"),
-    _row(
-        "origin",
+    _origin("set-cookie*", "cookies", _RFC + "rfc6265#section-4.1"),
+    _origin("strict-transport-security", "https only", _RFC + "rfc6797#section-6.1"),
+    _origin("public-key-pins*", "keys of the certificate", _RFC + "rfc7469#section-2.1"),
+    _origin("expect-ct", "certificate transparency", _RFC + "rfc9163#section-2.1"),
+    _origin(
         "clear-site-data",
         "deletes cookies, storage and caches",
         "https://www.w3.org/TR/clear-site-data/#header",
     ),
-    _row("origin", "alt-svc", "another server for the origin", _RFC + "rfc7838#section-3"),
-    _row(
-        "origin",
+    _origin("alt-svc", "another server for the origin", _RFC + "rfc7838#section-3"),
+    _origin(
         "nel report-to reporting-endpoints",
         "reports of the browser",
         "https://www.w3.org/TR/network-error-logging/#nel-response-header",
     ),
-    _row(
-        "origin",
+    _origin(
         "service-worker-*",
         "the scope of a service worker",
         "https://www.w3.org/TR/service-workers/#service-worker-allowed",
     ),
-    _row(
-        "origin",
+    _origin(
         "origin-agent-cluster",
         "the process of the origin",
         "https://html.spec.whatwg.org/multipage/browsers.html#origin-keyed-agent-clusters",
     ),
-    _row(
-        "origin",
+    _origin(
         "accept-ch accept-ch-* critical-ch",
         "client hints in each later request",
         _RFC + "rfc8942#section-3.1",
     ),
-    _row(
-        "origin",
+    _origin(
         "sec-* secure-session-*",
         "sessions bound to a device, tokens of the browser",
         "https://w3c.github.io/webappsec-dbsc/#header-secure-session-registration",
     ),
-    _row(
-        "origin",
+    _origin(
         "set-login idp-signin-*",
         "the state of a sign-in for federated log-in",
         "https://w3c-fedid.github.io/login-status/#login-status-http",
     ),
-    _row(
-        "origin",
+    _origin(
         "use-as-dictionary",
         "a dictionary that decodes later responses of the origin",
         _RFC + "rfc9842#section-2.1",
     ),
-    _row(
-        "origin",
+    _origin(
         "speculation-rules",
         "rules by which a browser fetches other pages",
         "https://html.spec.whatwg.org/multipage/speculative-loading.html#the-speculation-rules-header",
     ),
-    _row(
-        "origin",
+    _origin(
         "activate-storage-access",
         "access to cookies of the origin inside another site",
         "https://privacycg.github.io/storage-access-headers/#activate-storage-access-header",
     ),
-    _row(
-        "origin",
+    _origin(
         "origin-trial",
         "experimental features",
         "https://googlechrome.github.io/OriginTrials/developer-guide.html",
     ),
-    _row(
-        "origin",
+    _origin(
         "attribution-reporting-*",
         "advertisements that the browser remembers",
         "https://wicg.github.io/attribution-reporting-api/#headers",
     ),
-    _row(
-        "origin",
+    _origin(
         "observe-browsing-topics",
         "topics that the browser remembers",
         "https://patcg-individual-drafts.github.io/topics/#the-observe-browsing-topics-http-response-header-header",
     ),
-    _row(
-        "origin",
+    _origin(
         "shared-storage-*",
         "storage of the origin across sites",
         "https://wicg.github.io/shared-storage/#response-header",
     ),
-    _row(
-        "origin",
+    _origin(
         "ad-auction-*",
         "auctions of advertisements that the browser keeps",
         "https://wicg.github.io/turtledove/#ad-auction-signals-http-header",
     ),
-    _row(
-        "origin",
+    _origin(
         "www-authenticate",
         "a dialog for a password under the name of the gateway",
         _RFC + "rfc9110#section-11.6.1",
         schemes=("Basic", "Digest", "NTLM", "Negotiate"),
     ),
     # ---- What the gateway itself says.
-    _row(
-        "gateway",
-        "tollway-* x-tollway-*",
-        "state, price and id of the call",
-        "callers.md#what-the-gateway-responds",
+    _gateway(
+        "tollway-* x-tollway-*", "state, price and id of the call", "callers.md#what-the-gateway-responds"
     ),
-    _row(
-        "gateway",
+    _gateway(
         "x-payment* payment-* settlement-overrides",
         "terms, proofs and receipts of a payment",
         "https://github.com/coinbase/x402/blob/main/specs/transports-v2/http.md",
     ),
-    _row(
-        "gateway",
+    _gateway(
         "www-authenticate",
         "terms of a payment: an automatic client would pay the recipient that they name",
         "https://datatracker.ietf.org/doc/draft-ryan-httpauth-payment/",
         schemes=("Payment",),
     ),
-    _row(
-        "gateway",
-        "x-signature* accept-signature sign-in-with-x",
-        "proofs of a wallet",
-        _RFC + "rfc9421#section-5.1",
+    _gateway(
+        "x-signature* accept-signature sign-in-with-x", "proofs of a wallet", _RFC + "rfc9421#section-5.1"
     ),
-    _row(
-        "gateway",
+    _gateway(
         "proxy-status",
         "the gateway's name, and the status or the failure of the upstream",
         _RFC + "rfc9209#section-2",
     ),
-    _row(
-        "gateway",
-        "idempotency-replayed",
-        "whether the response is a stored one",
-        "callers.md#the-same-request-twice",
+    _gateway(
+        "idempotency-replayed", "whether the response is a stored one", "callers.md#the-same-request-twice"
     ),
-    _row("gateway", "x-request-id", "the id of the request", "operators.md#monitoring"),
-    _row("gateway", "cdn-loop", "the gateways on the way", _RFC + "rfc8586#section-2"),
-    _row(
-        "gateway",
+    _gateway("x-request-id", "the id of the request", "operators.md#monitoring"),
+    _gateway("cdn-loop", "the gateways on the way", _RFC + "rfc8586#section-2"),
+    _gateway(
         "access-control-*",
         "which sites may read the response: all",
         "https://fetch.spec.whatwg.org/#http-responses",
     ),
-    _row(
-        "gateway",
+    _gateway(
         "content-security-policy*",
         "what content may do in the gateway's origin: nothing",
         "https://www.w3.org/TR/CSP3/#csp-header",
     ),
-    _row(
-        "gateway",
+    _gateway(
         "x-content-type-options",
         "no guesses of types",
         "https://fetch.spec.whatwg.org/#x-content-type-options-header",
