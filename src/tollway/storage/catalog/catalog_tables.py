@@ -28,7 +28,6 @@ from sqlalchemy import (
     UniqueConstraint,
     bindparam,
     select,
-    text,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -38,7 +37,7 @@ from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Te
 from tollway.registry.listing_fields import BY_COLUMN, FIELDS, Kind, ListingField
 from tollway.registry.quality import Quality, Reputation
 from tollway.registry.search_tokens import fold
-from tollway.storage.engine.database import add_statement, metadata
+from tollway.storage.engine.database import add_statement, metadata, partial_index
 from tollway.storage.engine.statements import Prepared, Within
 
 _RowId = BigInteger().with_variant(Integer, "sqlite")
@@ -146,7 +145,7 @@ spelling_table = Table(
     Column("spelling", _Exact, nullable=False),
     Column("word", _Exact, nullable=False),
     PrimaryKeyConstraint("spelling", "word", name="pk_search_spelling"),
-    Index("ix_search_spelling_word", "word", sqlite_where=text(IS_WORD), postgresql_where=text(IS_WORD)),
+    partial_index("ix_search_spelling_word", IS_WORD, "word"),
     sqlite_with_rowid=False,
 )
 """The words of listings, each as itself and without one of its letters (`search_rank.list_spellings`): a misspelled word and the right one have one of
@@ -235,7 +234,7 @@ listing_vector_table = Table(
     Column("due_revision", BigInteger),
     PrimaryKeyConstraint("listing_seq", name="pk_listing_vector"),
     Index("ix_listing_vector_change", "change"),
-    Index("ix_listing_vector_due", "listing_seq", sqlite_where=text(IS_DUE), postgresql_where=text(IS_DUE)),
+    partial_index("ix_listing_vector_due", IS_DUE, "listing_seq"),
 )
 """The vectors of a listing, for search by meaning. `bits`: of all its vectors; empty while it has none, and when it is not visible. `change`: grows with each
 change of `bits`, and no lower number is committed later. `due_revision`: the revision of the listing that is to be embedded."""
@@ -297,26 +296,9 @@ ownership_table = Table(
     Column("checked_ms", BigInteger, nullable=False),
     Column("failures", Integer, nullable=False),
     PrimaryKeyConstraint("listing_seq", name="pk_listing_ownership"),
-    Index(
-        "ix_listing_ownership_origin",
-        "origin",
-        "listing_seq",
-        sqlite_where=text(IS_VERIFIED),
-        postgresql_where=text(IS_VERIFIED),
-    ),
-    Index(
-        "ix_listing_ownership_due",
-        "checked_ms",
-        "listing_seq",
-        sqlite_where=text(IS_VERIFIED),
-        postgresql_where=text(IS_VERIFIED),
-    ),
-    Index(
-        "ix_listing_ownership_verified",
-        "listing_seq",
-        sqlite_where=text(IS_VERIFIED),
-        postgresql_where=text(IS_VERIFIED),
-    ),
+    partial_index("ix_listing_ownership_origin", IS_VERIFIED, "origin", "listing_seq"),
+    partial_index("ix_listing_ownership_due", IS_VERIFIED, "checked_ms", "listing_seq"),
+    partial_index("ix_listing_ownership_verified", IS_VERIFIED, "listing_seq"),
 )
 """Listings whose ownership was checked, without retired ones. `failures`: the number of checks without a proof since the last proof."""
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
 from sqlalchemy import (
     DDL,
+    ColumnElement,
     Connection,
     Engine,
     Index,
@@ -62,6 +63,14 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+
+def partial_index(
+    name: str, predicate: str, *columns: str | ColumnElement[Any], unique: bool = False
+) -> Index:
+    """An index of the rows that meet the predicate, in both dialects."""
+    where = text(predicate)
+    return Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
 
 
 @event.listens_for(Index, "after_parent_attach")

@@ -36,12 +36,11 @@ from sqlalchemy import (
     UniqueConstraint,
     false,
     select,
-    text,
 )
 
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.records import CallRecord, CallState, Delivery, Payment, PaymentState, Rail
-from tollway.storage.engine.database import add_statement, metadata
+from tollway.storage.engine.database import add_statement, metadata, partial_index
 
 RowId = BigInteger().with_variant(Integer, "sqlite")
 """A row number that SQLite assigns."""
@@ -94,12 +93,7 @@ payment_table = Table(
     Index("ix_payment_payer_time", "payer", "block_time", "id"),
     Index("ix_payment_payee_time", "payee", "block_time", "id"),
     *(
-        Index(
-            f"ix_payment_{name}",
-            *columns,
-            sqlite_where=text(predicate),
-            postgresql_where=text(predicate),
-        )
+        partial_index(f"ix_payment_{name}", predicate, *columns)
         for name, predicate, columns in (
             ("unfinal", UNFINAL, ("chain_id", "block_number", "block_hash", "checked_ms", "id")),
             # Without `taken_units`: every claim changes it, and PostgreSQL would write a new index entry for each claim.
@@ -177,57 +171,16 @@ call_table = Table(
     Index("ix_call_payer_listing", "payer", "listing_key", "created_ms"),
     Index("ix_call_provider_listing", "provider", "listing_key", "created_ms"),
     # The partial indexes come after the full ones that begin with the same columns: SQLite searches the newest.
-    Index(
-        "uq_call_nonce",
-        "nonce",
-        "nonce_tx_hash",
-        "nonce_chain_id",
-        unique=True,
-        sqlite_where=text(COUNTING_NONCE),
-        postgresql_where=text(COUNTING_NONCE),
-    ),
+    partial_index("uq_call_nonce", COUNTING_NONCE, "nonce", "nonce_tx_hash", "nonce_chain_id", unique=True),
     # The predicates are literal in the indexes and in the queries: else neither planner would use these indexes.
-    Index(
-        "ix_call_repeatable",
-        "payment_id",
-        "digest",
-        sqlite_where=text(REPEATABLE),
-        postgresql_where=text(REPEATABLE),
-    ),
-    Index(
-        "ix_call_forwarding",
-        "owner_id",
-        sqlite_where=text("state = 'forwarding'"),
-        postgresql_where=text("state = 'forwarding'"),
-    ),
-    Index(
-        "ix_call_unknown",
-        "moved_ms",
-        sqlite_where=text("state = 'unknown'"),
-        postgresql_where=text("state = 'unknown'"),
-    ),
-    Index(
-        "ix_call_settling",
-        "owner_id",
-        sqlite_where=text("state = 'settling'"),
-        postgresql_where=text("state = 'settling'"),
-    ),
-    Index(
-        "ix_call_keyed",
-        "payer",
-        "idempotency_key",
-        "created_ms",
-        sqlite_where=text("idempotency_key IS NOT NULL"),
-        postgresql_where=text("idempotency_key IS NOT NULL"),
-    ),
-    Index("ix_call_moving", "payer", sqlite_where=text(MOVING), postgresql_where=text(MOVING)),
+    partial_index("ix_call_repeatable", REPEATABLE, "payment_id", "digest"),
+    partial_index("ix_call_forwarding", "state = 'forwarding'", "owner_id"),
+    partial_index("ix_call_unknown", "state = 'unknown'", "moved_ms"),
+    partial_index("ix_call_settling", "state = 'settling'", "owner_id"),
+    partial_index("ix_call_keyed", "idempotency_key IS NOT NULL", "payer", "idempotency_key", "created_ms"),
+    partial_index("ix_call_moving", MOVING, "payer"),
     *(
-        Index(
-            f"ix_call_{owner}_{name}",
-            *(owner, "created_ms", "listing_key", *extra),
-            sqlite_where=text(predicate),
-            postgresql_where=text(predicate),
-        )
+        partial_index(f"ix_call_{owner}_{name}", predicate, *(owner, "created_ms", "listing_key", *extra))
         for owner in ("payer", "provider")
         # The index has the columns of its predicate, because SQLite evaluates the predicate again.
         for name, predicate, extra in (
@@ -235,14 +188,7 @@ call_table = Table(
             ("unknown", UNKNOWN, ()),
         )
     ),
-    Index(
-        "ix_call_reorged",
-        "payer",
-        "created_ms",
-        "id",
-        sqlite_where=text("state = 'reorged'"),
-        postgresql_where=text("state = 'reorged'"),
-    ),
+    partial_index("ix_call_reorged", "state = 'reorged'", "payer", "created_ms", "id"),
 )
 
 repeat_nonce_table = Table(
@@ -276,12 +222,7 @@ account_debt_table = Table(
     Column("asset", String(42), primary_key=True),
     Column("chain_id", BigInteger, primary_key=True, autoincrement=False),
     Column("units", BigInteger, nullable=False),
-    Index(
-        "ix_account_debt_owed",
-        "chain_id",
-        sqlite_where=text("units > 0"),
-        postgresql_where=text("units > 0"),
-    ),
+    partial_index("ix_account_debt_owed", "units > 0", "chain_id"),
     sqlite_with_rowid=False,
 )
 """The debt of each credit account: the sum of what its `reorged` calls lack of their prices. Each transaction that moves such a call or changes its
@@ -420,19 +361,9 @@ authorization_table = Table(
     Column("client_network", LargeBinary(16)),
     PrimaryKeyConstraint("nonce", "chain_id", "asset", "payer", name="pk_authorization"),
     Index("uq_authorization_call_id", "call_id", unique=True),
-    Index(
-        "ix_authorization_adrift",
-        "looked_ms",
-        sqlite_where=text("is_adrift"),
-        postgresql_where=text("is_adrift"),
-    ),
-    Index(
-        "ix_authorization_settled",
-        "payer",
-        "chain_id",
-        "settled_block",
-        sqlite_where=text("settled_block IS NOT NULL"),
-        postgresql_where=text("settled_block IS NOT NULL"),
+    partial_index("ix_authorization_adrift", "is_adrift", "looked_ms"),
+    partial_index(
+        "ix_authorization_settled", "settled_block IS NOT NULL", "payer", "chain_id", "settled_block"
     ),
 )
 
@@ -456,14 +387,7 @@ attempt_table = Table(
         "ix_settlement_attempt_spent",
         *("chain_id", "created_ms", "listing_id", "sender", "nonce", "cost_wei"),
     ),
-    Index(
-        "ix_settlement_attempt_open",
-        "sender",
-        "chain_id",
-        "nonce",
-        sqlite_where=text("is_open"),
-        postgresql_where=text("is_open"),
-    ),
+    partial_index("ix_settlement_attempt_open", "is_open", "sender", "chain_id", "nonce"),
 )
 
 wallet_gas_table = Table(

@@ -33,7 +33,7 @@ from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin, RecordedAudi
 from tollway.identity.admin_sessions import AdminSession
 from tollway.ids import TxHash
 from tollway.ledger.ledger import AuditReport
-from tollway.storage.engine.database import Database, metadata, write_retried
+from tollway.storage.engine.database import Database, metadata, partial_index, write_retried
 from tollway.storage.engine.statements import insert_for
 from tollway.storage.ledger.closed_periods import mark_wrong
 from tollway.storage.ledger.history import audit
@@ -72,12 +72,7 @@ audit_entry_table = Table(
     Column("reason", Text, nullable=False),
     Column("is_logged", Boolean, nullable=False, server_default=false()),
     Index("ix_audit_entry_target", "target", "at_ms"),
-    Index(
-        "ix_audit_entry_unlogged",
-        "id",
-        sqlite_where=text("NOT is_logged"),
-        postgresql_where=text("NOT is_logged"),
-    ),
+    partial_index("ix_audit_entry_unlogged", "NOT is_logged", "id"),
 )
 
 admin_code_table = Table(

@@ -14,9 +14,9 @@ pending holds the lock of their endpoint, so no two such transactions wait for e
 deletes, so that one of two transactions that delete the last deliveries of an event deletes the event too.
 """
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, String, Table, Text, text
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, String, Table, Text
 
-from tollway.storage.engine.database import add_statement, metadata
+from tollway.storage.engine.database import add_statement, metadata, partial_index
 from tollway.storage.ledger.ledger_tables import RowId
 
 NEW = "data IS NULL"
@@ -28,10 +28,6 @@ UNCONFIRMED = "state = 'unconfirmed'"
 CONFIRMED = "state IN ('active', 'stopped')"
 _DUE = "due_ms IS NOT NULL"
 """The indexes and the queries have the same literal texts."""
-
-
-def _partial(name: str, predicate: str, *columns: str) -> Index:
-    return Index(name, *columns, sqlite_where=text(predicate), postgresql_where=text(predicate))
 
 
 endpoint_table = Table(
@@ -57,9 +53,9 @@ endpoint_table = Table(
     Column("gap_to_ms", BigInteger),
     Index("uq_webhook_endpoint_id", "id", unique=True),
     Index("ix_webhook_endpoint_wallet", "wallet"),
-    _partial("ix_webhook_endpoint_url", CONFIRMED, "url"),
-    _partial("ix_webhook_endpoint_unconfirmed", UNCONFIRMED, "network"),
-    _partial("ix_webhook_endpoint_due", _DUE, "due_ms"),
+    partial_index("ix_webhook_endpoint_url", CONFIRMED, "url"),
+    partial_index("ix_webhook_endpoint_unconfirmed", UNCONFIRMED, "network"),
+    partial_index("ix_webhook_endpoint_due", _DUE, "due_ms"),
     sqlite_autoincrement=True,
 )
 """`number` is never used again: deliveries of a removed endpoint may still have it. `types`: separated by spaces. `network`: the client address that registered
@@ -78,7 +74,7 @@ event_table = Table(
     Column("at_ms", BigInteger, nullable=False),
     Column("data", Text),
     Index("uq_webhook_event_id", "id", unique=True),
-    _partial("ix_webhook_event_new", NEW, "number"),
+    partial_index("ix_webhook_event_new", NEW, "number"),
 )
 
 message_table = Table(
@@ -95,8 +91,8 @@ message_table = Table(
     Column("last_status", Integer),
     Column("last_error", Text),
     Index("ix_webhook_message_endpoint", "endpoint_no"),
-    _partial("ix_webhook_message_open", PENDING, "endpoint_no", "due_ms"),
-    _partial("ix_webhook_message_settled", SETTLED, "last_ms"),
+    partial_index("ix_webhook_message_open", PENDING, "endpoint_no", "due_ms"),
+    partial_index("ix_webhook_message_settled", SETTLED, "last_ms"),
 )
 
 delivery_table = Table(
@@ -108,8 +104,8 @@ delivery_table = Table(
     Column("message_no", BigInteger),
     Column("settled_ms", BigInteger),
     Index("ix_webhook_delivery_event", "event_no"),
-    _partial("ix_webhook_delivery_pending", PENDING, "endpoint_no", "message_no", "event_no"),
-    _partial("ix_webhook_delivery_settled", SETTLED, "settled_ms"),
+    partial_index("ix_webhook_delivery_pending", PENDING, "endpoint_no", "message_no", "event_no"),
+    partial_index("ix_webhook_delivery_settled", SETTLED, "settled_ms"),
     Index("ix_webhook_delivery_state", "endpoint_no", "state", "event_no"),
 )
 
