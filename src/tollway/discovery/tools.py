@@ -61,6 +61,10 @@ class ToolDefinition:
     is_destructive: bool = True
 
 
+def _text(length_max: int, description: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", **more, "maxLength": length_max, "description": description}
+
+
 # ---- Payment and limits of a call, as arguments of its tool.
 
 CONTROLS: Mapping[str, Mapping[str, Any]] = {
@@ -69,32 +73,14 @@ CONTROLS: Mapping[str, Mapping[str, Any]] = {
         "pattern": "^0x[0-9a-fA-F]{64}$",
         "description": "Without x402: hash of your transaction that pays.",
     },
-    "paymentSignature": {
-        "type": "string",
-        "maxLength": 8192,
-        "description": "The paying wallet's EIP-712 PaidCall signature; what it covers stands in `withoutX402` of the terms.",
-    },
-    "paymentSignatureParams": {
-        "type": "string",
-        "maxLength": 512,
-        "description": "v=1;validUntil=<unix s>;nonce=0x<32 bytes>, as signed.",
-    },
-    "paymentNetwork": {
-        "type": "string",
-        "maxLength": 64,
-        "description": "CAIP-2 network of paymentTx; optional.",
-    },
-    "idempotencyKey": {
-        "type": "string",
-        "minLength": 1,
-        "maxLength": 255,
-        "description": "Calls with the same key and arguments are charged once.",
-    },
-    "maxPrice": {
-        "type": "string",
-        "maxLength": 64,
-        "description": "Refuses a call with a higher price before anything is spent, such as 0.05.",
-    },
+    "paymentSignature": _text(
+        8192,
+        "The paying wallet's EIP-712 PaidCall signature; what it covers stands in `withoutX402` of the terms.",
+    ),
+    "paymentSignatureParams": _text(512, "v=1;validUntil=<unix s>;nonce=0x<32 bytes>, as signed."),
+    "paymentNetwork": _text(64, "CAIP-2 network of paymentTx; optional."),
+    "idempotencyKey": _text(255, "Calls with the same key and arguments are charged once.", minLength=1),
+    "maxPrice": _text(64, "Refuses a call with a higher price before anything is spent, such as 0.05."),
 }
 
 
@@ -133,7 +119,7 @@ _CALL_RESULT = _object(
 _HISTORY_RESULT = _object(total="integer", limit="integer", offset="integer", asOf="string")
 _HISTORY_RESULT["properties"]["calls"] = _LIST_OF_OBJECTS
 
-_API_ID = {"type": "string", "maxLength": 64, "description": "Such as api_01k..."}
+_API_ID = _text(64, "Such as api_01k...")
 
 _SEARCH = ToolDefinition(
     name="search_resources",
@@ -146,21 +132,19 @@ _SEARCH = ToolDefinition(
     input_schema={
         "type": "object",
         "properties": {
-            "query": {
-                "type": "string",
-                "maxLength": 256,
-                "description": "Words of the task. Results with all of them come first, then those with some.",
-            },
-            "currency": {"type": "string", "maxLength": 32, "description": "Such as USDC."},
-            "network": {"type": "string", "maxLength": 64, "description": "CAIP-2, such as eip155:8453."},
+            "query": _text(
+                256, "Words of the task. Results with all of them come first, then those with some."
+            ),
+            "currency": _text(32, "Such as USDC."),
+            "network": _text(64, "CAIP-2, such as eip155:8453."),
             "tag": {"type": "string", "maxLength": 32},
-            "maxPrice": {"type": "string", "maxLength": 64, "description": "Decimal; needs currency."},
+            "maxPrice": _text(64, "Decimal; needs currency."),
             "minSuccessRate": {"type": "number", "minimum": 0, "maximum": 1},
             "verified": {
                 "type": "boolean",
                 "description": "Whether the provider proved to own the endpoint.",
             },
-            "provider": {"type": "string", "maxLength": 64, "description": "Wallet address."},
+            "provider": _text(64, "Wallet address."),
             "sort": {"enum": ["recommended", "relevance", "newest", "price", "-price", "name"]},
             "page": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 1},
             "limit": {"type": "integer", "minimum": 1, "maximum": 50, "default": 10},
@@ -181,7 +165,7 @@ _GET_API = ToolDefinition(
         "type": "object",
         "properties": {
             "apiId": _API_ID,
-            "cursor": {"type": "string", "maxLength": 32, "description": "nextCursor of the previous page."},
+            "cursor": _text(32, "nextCursor of the previous page."),
         },
         "required": ["apiId"],
         "additionalProperties": False,
@@ -231,16 +215,12 @@ _LIST_CALLS = ToolDefinition(
         "type": "object",
         "properties": {
             "apiId": _API_ID,
-            "callId": {"type": "string", "maxLength": 64, "description": "This one call only."},
+            "callId": _text(64, "This one call only."),
             "status": {"enum": ["pending", "succeeded", "failed", "unknown"]},
             "role": {"enum": ["payer", "provider"], "description": "provider: calls to your own APIs."},
-            "from": {"type": "string", "maxLength": 64, "description": "RFC 3339."},
-            "to": {"type": "string", "maxLength": 64, "description": "RFC 3339."},
-            "before": {
-                "type": "string",
-                "maxLength": 64,
-                "description": "A call id: older calls than this one.",
-            },
+            "from": _text(64, "RFC 3339."),
+            "to": _text(64, "RFC 3339."),
+            "before": _text(64, "A call id: older calls than this one."),
             "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
         },
         "additionalProperties": False,
