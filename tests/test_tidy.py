@@ -312,7 +312,11 @@ def test_every_429_names_its_rate() -> None:
     bare = []
     for one in modules():
         for node in ast.walk(one.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("Problem", "refuse")
+            ):
                 told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 is_429 = told.get("code") in ("Code.RATE_LIMITED", "Code.FAILED_CALL_BUDGET_EXHAUSTED")
                 if is_429 and not told.get("members", "").startswith("describe_rate("):

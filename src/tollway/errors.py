@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Code(StrEnum):
@@ -122,6 +122,11 @@ class Refusal(TollwayError):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem=problem)
+
+
+def refuse(*, code: Code, detail: str, **more: Any) -> Refusal:
+    """The refusal with a `Problem` of these members."""
+    return Refusal(Problem(code=code, detail=detail, **more))
 
 
 class StorageUnavailable(TollwayError):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from tollway.errors import Code, Problem, Refusal
+from tollway.errors import Code, Problem, Refusal, refuse
 from tollway.identity.http_signatures import HttpProof, SignedRequest, read_http_proofs
 from tollway.identity.sessions import Session, SessionStore, SignIn
 from tollway.identity.siwe import HOST_CHARACTERS_MAX, PublicOrigin, SignInProof, read_siwx
@@ -113,12 +113,10 @@ class Authenticator:
         if header is None:
             return None
         if not is_siwx_possible(request):
-            raise Refusal(
-                Problem(
-                    code=Code.INVALID_SIGNATURE,
-                    detail="SIGN-IN-WITH-X is accepted for reads and for publishing only. Sign this request (ERC-8128).",
-                    reason="siwx_not_accepted_here",
-                )
+            raise refuse(
+                code=Code.INVALID_SIGNATURE,
+                detail="SIGN-IN-WITH-X is accepted for reads and for publishing only. Sign this request (ERC-8128).",
+                reason="siwx_not_accepted_here",
             )
         return _raise_problem(read_siwx(header))
 
@@ -130,14 +128,12 @@ class Authenticator:
             chain_id=proof.chain_id,
             client_address=request.client_address,
         ):
-            raise Refusal(
-                Problem(
-                    code=Code.INVALID_SIGNATURE,
-                    detail="The signature is not of the wallet in keyid, or the request changed after it was signed. "
-                    f"The public_url of this gateway is {self._origin}{_name_other_host(request, self._origin)}: "
-                    f"sign {self._origin.authority} as @authority.",
-                    reason="signature_mismatch",
-                )
+            raise refuse(
+                code=Code.INVALID_SIGNATURE,
+                detail="The signature is not of the wallet in keyid, or the request changed after it was signed. "
+                f"The public_url of this gateway is {self._origin}{_name_other_host(request, self._origin)}: "
+                f"sign {self._origin.authority} as @authority.",
+                reason="signature_mismatch",
             )
 
     async def _spend_nonces(
@@ -154,12 +150,10 @@ class Authenticator:
             if not await self._store.remember_signature_nonce(
                 proof.keyid, proof.nonce, expires_ms=proof.expires_ms + NONCE_RETENTION_SLACK_MS
             ):
-                raise Refusal(
-                    Problem(
-                        code=Code.NONCE_REUSED,
-                        detail="This nonce was used before. Sign each request with a new nonce.",
-                        reason="nonce_reused",
-                    )
+                raise refuse(
+                    code=Code.NONCE_REUSED,
+                    detail="This nonce was used before. Sign each request with a new nonce.",
+                    reason="nonce_reused",
                 )
             # Only after the nonce is spent: a replay of another wallet's request must not use up the quota of that wallet.
             self._signed.count(proof.address, client_address=request.client_address)
@@ -196,18 +190,14 @@ def _find_common_identity(
     if session is not None:
         identities.append(Identity(address=session.address, method="session", chain_id=session.chain_id))
     if not identities:
-        raise Refusal(
-            Problem(
-                code=Code.AUTHENTICATION_REQUIRED,
-                detail="Prove a wallet: sign the request (ERC-8128), sign in for a session, or send SIGN-IN-WITH-X.",
-            )
+        raise refuse(
+            code=Code.AUTHENTICATION_REQUIRED,
+            detail="Prove a wallet: sign the request (ERC-8128), sign in for a session, or send SIGN-IN-WITH-X.",
         )
     if any(other.address != identities[0].address for other in identities):
-        raise Refusal(
-            Problem(
-                code=Code.CONFLICTING_IDENTITIES,
-                detail="The request carries proofs of different wallets. Send proofs of one wallet.",
-            )
+        raise refuse(
+            code=Code.CONFLICTING_IDENTITIES,
+            detail="The request carries proofs of different wallets. Send proofs of one wallet.",
         )
     return identities[0]
 
@@ -223,10 +213,8 @@ def read_bearer(request: SignedRequest) -> str | None:
 def _find_single_header(request: SignedRequest, name: str) -> str | None:
     lines = request.field_lines(name)
     if len(lines) > 1:
-        raise Refusal(
-            Problem(
-                code=Code.INVALID_REQUEST, detail=f"The header {name} occurs more than once. Send it once."
-            )
+        raise refuse(
+            code=Code.INVALID_REQUEST, detail=f"The header {name} occurs more than once. Send it once."
         )
     return lines[0] if lines else None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tollway.chain.port import LookupQuota
-from tollway.errors import Code, FieldError, Problem, Refusal, describe_rate
+from tollway.errors import Code, FieldError, Problem, Refusal, describe_rate, refuse
 from tollway.identity.signatures import SignatureVerifier
 from tollway.identity.siwe import (
     STATEMENT,
@@ -181,12 +181,10 @@ class SignIn:
         """
         if uri is not None and (len(uri) > URI_CHARACTERS_MAX or not self._origin.is_origin_of(uri)):
             wrong = FieldError(code="origin", detail=f"must be a URI under {self._origin}", pointer="/uri")
-            raise Refusal(
-                Problem(
-                    code=Code.VALIDATION_FAILED,
-                    detail="These fields are not valid: /uri. Correct them; `errors` says how.",
-                    errors=(wrong,),
-                )
+            raise refuse(
+                code=Code.VALIDATION_FAILED,
+                detail="These fields are not valid: /uri. Correct them; `errors` says how.",
+                errors=(wrong,),
             )
         now_ms = self._now_ms()
         challenge = SignInChallenge(
@@ -249,9 +247,7 @@ class SignIn:
             session = await self._store.find_session(token_hash, now_ms=self._now_ms())
             if session is not None:
                 return session
-        raise Refusal(
-            Problem(code=Code.SESSION_EXPIRED, detail="The session is unknown or has ended. Sign in again.")
-        )
+        raise refuse(code=Code.SESSION_EXPIRED, detail="The session is unknown or has ended. Sign in again.")
 
     async def verify(self, proof: SignInProof, *, client_address: str, now_ms: int) -> None:
         """Raises Refusal unless the message is for this gateway, valid now, and signed by the wallet that it names."""
@@ -266,12 +262,10 @@ class SignIn:
             chain_id=message.chain_id,
             client_address=client_address,
         ):
-            raise Refusal(
-                Problem(
-                    code=Code.INVALID_SIGNATURE,
-                    detail="The message was not signed by the wallet that it names.",
-                    reason="invalid_siwx_signature",
-                )
+            raise refuse(
+                code=Code.INVALID_SIGNATURE,
+                detail="The message was not signed by the wallet that it names.",
+                reason="invalid_siwx_signature",
             )
 
     async def is_signed_by(
@@ -283,15 +277,13 @@ class SignIn:
         if self._verifier.is_chain_needed(address, digest, signature, [chain_id]):
             wait_s = await self._lookup_quota.charge(client_address=client_address, signer=str(address))
             if wait_s is not None:
-                raise Refusal(
-                    Problem(
-                        code=Code.RATE_LIMITED,
-                        detail="Too many signatures that only a chain can verify. Sign in again after Retry-After.",
-                        retry_after_s=wait_s,
-                        members=describe_rate(
-                            "lookups", limit=self._lookup_quota.lookups_per_minute, window_s=60
-                        ),
-                    )
+                raise refuse(
+                    code=Code.RATE_LIMITED,
+                    detail="Too many signatures that only a chain can verify. Sign in again after Retry-After.",
+                    retry_after_s=wait_s,
+                    members=describe_rate(
+                        "lookups", limit=self._lookup_quota.lookups_per_minute, window_s=60
+                    ),
                 )
         return await self._verifier.is_signed_for_authentication(address, digest, signature, [chain_id])
 
@@ -305,22 +297,18 @@ class SignIn:
         """
         taken = await self._store.take_nonce(message.nonce, now_ms=now_ms)
         if taken is None:
-            raise Refusal(
-                Problem(
-                    code=Code.NONCE_REUSED,
-                    detail="The nonce is unknown, has expired, or was used. Request a new nonce.",
-                    reason="invalid_siwx_nonce",
-                )
+            raise refuse(
+                code=Code.NONCE_REUSED,
+                detail="The nonce is unknown, has expired, or was used. Request a new nonce.",
+                reason="invalid_siwx_nonce",
             )
         is_elsewhere = taken.uri is not None and taken.uri != message.uri
         is_refused = (
             taken.uri == f"{self._origin}{SIGN_IN_PAGE_PATH}" if uris is None else taken.uri not in uris
         )
         if is_elsewhere or is_refused:
-            raise Refusal(
-                Problem(
-                    code=Code.INVALID_SIGNATURE,
-                    detail="The nonce was issued for another URI. Request a nonce for this URI.",
-                    reason="invalid_siwx_uri_mismatch",
-                )
+            raise refuse(
+                code=Code.INVALID_SIGNATURE,
+                detail="The nonce was issued for another URI. Request a nonce for this URI.",
+                reason="invalid_siwx_uri_mismatch",
             )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tollway.errors import Code, Problem, Refusal
+from tollway.errors import Code, Problem, Refusal, refuse
 from tollway.ids import Address
 from tollway.limits import Limits
 from tollway.rate_limits.limiter import Quota, RateLimiter
@@ -99,12 +99,10 @@ class BookAccess:
         new = Viewer(wallet=wallet, viewer=viewer, since_ms=since_ms, until_ms=until_ms)
         stored = await self._viewers.put(new, most=self._limits.viewers_max)
         if stored is None:
-            raise Refusal(
-                Problem(
-                    code=Code.VALIDATION_FAILED,
-                    detail=f"A wallet names at most {self._limits.viewers_max} viewers. Delete one first.",
-                    reason="too_many_viewers",
-                )
+            raise refuse(
+                code=Code.VALIDATION_FAILED,
+                detail=f"A wallet names at most {self._limits.viewers_max} viewers. Delete one first.",
+                reason="too_many_viewers",
             )
         return stored
 

@@ -25,6 +25,7 @@ from tollway.errors import (
     UpstreamBadResponse,
     UpstreamTimeout,
     UpstreamUnreachable,
+    refuse,
 )
 from tollway.limits import Limits
 from tollway.outbound.connection import Connection
@@ -567,12 +568,10 @@ class HttpClient:
             raise UpstreamUnreachable
         count = self._in_flight.get(origin, 0)
         if count >= self._limits.in_flight_per_origin_max:
-            raise Refusal(
-                Problem(
-                    code=Code.OVERLOADED,
-                    detail="Too many calls to this provider's API are in flight. Repeat the request later.",
-                    retry_after_s=1,
-                )
+            raise refuse(
+                code=Code.OVERLOADED,
+                detail="Too many calls to this provider's API are in flight. Repeat the request later.",
+                retry_after_s=1,
             )
         self._in_flight[origin] = count + 1
 
@@ -596,10 +595,8 @@ async def _read_first_bytes(exchange: UpstreamExchange, bytes_max: int) -> bytes
 
 def _translate_upload_failure(reason: Exception) -> Exception:
     if isinstance(reason, BodyLengthMismatch):
-        return Refusal(
-            Problem(
-                code=Code.INVALID_REQUEST,
-                detail="The length of the request body differs from its Content-Length.",
-            )
+        return refuse(
+            code=Code.INVALID_REQUEST,
+            detail="The length of the request body differs from its Content-Length.",
         )
     return reason

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tollway.chain.port import ChainFacts, ChainReader, LookupQuota, NotMined, Quorum
-from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
+from tollway.errors import ChainUnavailable, Code, describe_rate, refuse
 from tollway.ids import Address, ChainId, TxHash
 
 
@@ -35,14 +35,12 @@ class LookupCharge:
     async def _charge(self) -> None:
         wait_s = await self._quota.charge(client_address=self._client_address, signer=self._signer)
         if wait_s is not None:
-            raise Refusal(
-                Problem(
-                    code=Code.RATE_LIMITED,
-                    detail="Too many transactions were looked up on the chain for this address or wallet.",
-                    retry_after_s=wait_s,
-                    payment_state="none",
-                    members=describe_rate("lookups", limit=self._quota.lookups_per_minute, window_s=60),
-                )
+            raise refuse(
+                code=Code.RATE_LIMITED,
+                detail="Too many transactions were looked up on the chain for this address or wallet.",
+                retry_after_s=wait_s,
+                payment_state="none",
+                members=describe_rate("lookups", limit=self._quota.lookups_per_minute, window_s=60),
             )
         self._is_taken = True
 
@@ -118,13 +116,11 @@ class TransactionStatusReader:
         """None when a chain did not respond and no other chain has the transaction. Raises `Refusal` (`rate_limited`)."""
         wait_s = await self._quota.charge(client_address=f"wallet {payer}", signer=str(payer))
         if wait_s is not None:
-            raise Refusal(
-                Problem(
-                    code=Code.RATE_LIMITED,
-                    detail="Too many transactions were looked up on the chain for this wallet.",
-                    retry_after_s=wait_s,
-                    members=describe_rate("lookups", limit=self._quota.lookups_per_minute, window_s=60),
-                )
+            raise refuse(
+                code=Code.RATE_LIMITED,
+                detail="Too many transactions were looked up on the chain for this wallet.",
+                retry_after_s=wait_s,
+                members=describe_rate("lookups", limit=self._quota.lookups_per_minute, window_s=60),
             )
         statuses = [await self._read_status_on(chain_id, tx_hash) for chain_id in self._chains.chain_ids]
         return _choose_status(statuses)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from limits import RateLimitItem, RateLimitItemPerHour, RateLimitItemPerMinute
 
-from tollway.errors import Code, Problem, Refusal, describe_rate
+from tollway.errors import Code, Refusal, describe_rate, refuse
 from tollway.ids import Address
 from tollway.rate_limits.windows import LocalWindows
 
@@ -162,11 +162,9 @@ class Quota:
         self._rate_limiter.count_hit(self._by_address, client_bucket(client_address))
 
     def _refuse(self, subject: str, policy: str, item: RateLimitItem, wait_s: int) -> Refusal:
-        return Refusal(
-            Problem(
-                code=Code.RATE_LIMITED,
-                detail=f"{subject} may have {item.amount} {self._noun} {'an' if self._per == 'hour' else 'a'} {self._per}.",
-                retry_after_s=wait_s,
-                members=describe_rate(policy, limit=item.amount, window_s=item.get_expiry()),
-            )
+        return refuse(
+            code=Code.RATE_LIMITED,
+            detail=f"{subject} may have {item.amount} {self._noun} {'an' if self._per == 'hour' else 'a'} {self._per}.",
+            retry_after_s=wait_s,
+            members=describe_rate(policy, limit=item.amount, window_s=item.get_expiry()),
         )

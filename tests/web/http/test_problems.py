@@ -133,7 +133,11 @@ def find_problems() -> Iterator[tuple[str, dict[str, ast.expr]]]:
     """The arguments of each `Problem(…)` of the package, with its place."""
     for path in sorted(SOURCES.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("Problem", "refuse")
+            ):
                 given = {word.arg: word.value for word in node.keywords if word.arg is not None}
                 yield f"{path.relative_to(SOURCES)}:{node.lineno}", given
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate
+from tollway.errors import Code, FieldError, StorageUnavailable, describe_rate, refuse
 from tollway.identity.authenticator import Authenticator, Identity, is_siwx_possible, read_bearer
 from tollway.identity.http_signatures import SignedRequest, accept_signature, required_components
 from tollway.identity.sessions import URI_CHARACTERS_MAX, SignIn, SignInChallenge
@@ -113,11 +113,9 @@ async def read_body(request: Request, *, bytes_max: int) -> bytes:
                 break
             chunks.append(chunk)
     if size > bytes_max:
-        raise Refusal(
-            Problem(
-                code=Code.PAYLOAD_TOO_LARGE,
-                detail=f"The body is longer than {bytes_max} bytes. Send a shorter one.",
-            )
+        raise refuse(
+            code=Code.PAYLOAD_TOO_LARGE,
+            detail=f"The body is longer than {bytes_max} bytes. Send a shorter one.",
         )
     body = b"".join(chunks)
     request._body = body  # Starlette keeps a read body in this attribute; it has no bounded read
@@ -274,11 +272,9 @@ def signin_router(context: WebContext) -> Router:
         mark_private(request.scope, API_PROOFS)
         token = read_bearer(to_signed_request(request, body=b""))
         if token is None:
-            raise Refusal(
-                Problem(
-                    code=Code.AUTHENTICATION_REQUIRED,
-                    detail="The request has no session token. Send the token of the session to end.",
-                )
+            raise refuse(
+                code=Code.AUTHENTICATION_REQUIRED,
+                detail="The request has no session token. Send the token of the session to end.",
             )
         await sign_in.close_session(token)
         return Response(status_code=204)
@@ -333,13 +329,11 @@ async def charge_sign_in(rate_limit: SignInRateLimit, kind: str, request: Reques
     """Counts a request of the sign-in against its client address. Raises Refusal (`rate_limited`)."""
     wait_s = await rate_limit.charge(kind, client_address=client_address_of(request))
     if wait_s is not None:
-        raise Refusal(
-            Problem(
-                code=Code.RATE_LIMITED,
-                detail=f"One address may send {rate_limit.per_minute} of these requests a minute. Send it again after Retry-After.",
-                retry_after_s=wait_s,
-                members=describe_rate(f"signin-{kind}", limit=rate_limit.per_minute, window_s=60),
-            )
+        raise refuse(
+            code=Code.RATE_LIMITED,
+            detail=f"One address may send {rate_limit.per_minute} of these requests a minute. Send it again after Retry-After.",
+            retry_after_s=wait_s,
+            members=describe_rate(f"signin-{kind}", limit=rate_limit.per_minute, window_s=60),
         )
 
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.errors import Code, FieldError, Refusal, refuse
 from tollway.identity.viewers import NOT_VIEWER
 from tollway.ids import Address, CallId, ListingId, TxHash, format_network
 from tollway.ledger.history import (
@@ -329,10 +329,8 @@ def _transaction_status_json(
     tx_hash: TxHash, payer: Address, transaction_status: TransactionStatus | None
 ) -> dict[str, Any]:
     if transaction_status is None:
-        raise _refusal(
-            Code.PAYMENT_NOT_FOUND,
-            "The ledger has no payment of this wallet in this transaction, and the nodes of a chain are unavailable. Send the request again later.",
-        )
+        detail = "The ledger has no payment of this wallet in this transaction, and the nodes of a chain are unavailable. Send the request again later."
+        raise refuse(code=Code.PAYMENT_NOT_FOUND, detail=detail)
     return {
         "transaction": str(tx_hash),
         "network": None
@@ -401,9 +399,9 @@ async def find_call(call_history: CallHistory, call_id: str, wallet: Address) ->
     """The call, if the wallet is its payer or its provider. Otherwise raises Refusal (404), as for a call that does not exist."""
     call = await call_history.find_call(CallId(call_id)) if len(call_id) <= ID_LENGTH_MAX else None
     if call is None or wallet not in (call.payer, call.provider):
-        raise _refusal(
-            Code.CALL_NOT_FOUND,
-            "This wallet has no such call. Check the id, or sign in as the payer or the provider of the call.",
+        raise refuse(
+            code=Code.CALL_NOT_FOUND,
+            detail="This wallet has no such call. Check the id, or sign in as the payer or the provider of the call.",
         )
     return call
 
@@ -412,9 +410,9 @@ async def find_sold_call(call_history: CallHistory, call_id: str, provider: Addr
     """The call of a listing of this wallet. Raises Refusal: 404 as `find_call` does, and 403 for its payer."""
     call = await find_call(call_history, call_id, provider)
     if call.provider != provider:
-        raise _refusal(
-            Code.NOT_PROVIDER,
-            "Only the provider of the API can resolve this call. Sign the request with the provider's wallet.",
+        raise refuse(
+            code=Code.NOT_PROVIDER,
+            detail="Only the provider of the API can resolve this call. Sign the request with the provider's wallet.",
         )
     return call
 
@@ -431,13 +429,13 @@ async def decide_call(
     charged, and for a call that is not held, but not for a repeat of the same decision."""
     decided = await held_calls.resolve(call, outcome, client_address=client_address)
     if isinstance(decided, ChargeFault):
-        raise _refusal(Code.PRECONDITION_FAILED, CHARGE_FAULTS[decided], decided.value)
+        raise refuse(code=Code.PRECONDITION_FAILED, detail=CHARGE_FAULTS[decided], reason=decided.value)
     after = await find_call(call_history, call.id, call.provider)
     if decided is None and not _is_decided_as(after, outcome):
-        raise _refusal(
-            Code.PRECONDITION_FAILED,
-            "This call is not held: it has an outcome, it is being settled, or its request runs again. Read the call for its state.",
-            "not_unknown",
+        raise refuse(
+            code=Code.PRECONDITION_FAILED,
+            detail="This call is not held: it has an outcome, it is being settled, or its request runs again. Read the call for its state.",
+            reason="not_unknown",
         )
     return after
 
@@ -459,12 +457,10 @@ def _read_outcome(raw: bytes) -> CallState:
         detail = "must be released or consumed"
         errors.append(FieldError(code="unknown_value", detail=detail, pointer="/outcome"))
     if errors:
-        raise Refusal(
-            Problem(
-                code=Code.VALIDATION_FAILED,
-                detail="These fields are not valid: /outcome. Correct them; `errors` says how.",
-                errors=tuple(errors),
-            )
+        raise refuse(
+            code=Code.VALIDATION_FAILED,
+            detail="These fields are not valid: /outcome. Correct them; `errors` says how.",
+            errors=tuple(errors),
         )
     return CallState(str(outcome))
 
@@ -481,12 +477,8 @@ def parse_transaction(text: str) -> TxHash:
     try:
         return TxHash.parse(text)
     except ValueError as exc:
-        raise _refusal(Code.INVALID_REQUEST, f"{exc}.") from exc
+        raise refuse(code=Code.INVALID_REQUEST, detail=f"{exc}.") from exc
 
 
 def _optional_text(value: Address | TxHash | None) -> str | None:
     return None if value is None else str(value)
-
-
-def _refusal(code: Code, detail: str, reason: str | None = None) -> Refusal:
-    return Refusal(Problem(code=code, detail=detail, reason=reason))

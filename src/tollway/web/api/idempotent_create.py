@@ -12,7 +12,7 @@ from typing import assert_never
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate
+from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate, refuse
 from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, is_idempotency_key, read_idempotency_key
 from tollway.limits import Limits
 from tollway.registry.catalog import (
@@ -103,7 +103,7 @@ def read_creation_key(request: Request) -> str | None:
         return key
     detail = f"must have 1 to {IDEMPOTENCY_KEY_MAX} characters, none of them NUL"
     error = FieldError(code="malformed", detail=detail, parameter="Idempotency-Key")
-    raise Refusal(Problem(code=Code.INVALID_REQUEST, detail=f"Idempotency-Key {detail}.", errors=(error,)))
+    raise refuse(code=Code.INVALID_REQUEST, detail=f"Idempotency-Key {detail}.", errors=(error,))
 
 
 def lost_key_refusal() -> Refusal:
@@ -115,7 +115,7 @@ def _replay(answer: CreationResponse) -> Response:
     if answer.body is None:
         detail = "The listing was created with this key, but its response is not stored. Read the listing at `location`."
         members = {"apiId": answer.listing_id, "location": answer.location}
-        raise Refusal(Problem(code=Code.ALREADY_EXISTS, detail=detail, members=members))
+        raise refuse(code=Code.ALREADY_EXISTS, detail=detail, members=members)
     headers = {
         "Location": answer.location,
         "ETag": answer.etag,

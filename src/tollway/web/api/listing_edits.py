@@ -7,13 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tollway.errors import (
-    Code,
-    EndpointNotAllowed,
-    FieldError,
-    Problem,
-    Refusal,
-)
+from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal, refuse
 from tollway.identity.http_signatures import encode_base64url
 from tollway.ids import Address, ListingId, format_id
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
@@ -81,7 +75,7 @@ async def find_public_listing(catalog: Catalog, listing_id: ListingId) -> Listin
     listing = await find_listing(catalog, listing_id)
     if listing.suspended_ms is not None:
         detail = describe_suspension(listing)
-        raise Refusal(Problem(code=Code.API_PAUSED, detail=detail, reason="suspended", is_lasting=True))
+        raise refuse(code=Code.API_PAUSED, detail=detail, reason="suspended", is_lasting=True)
     return listing
 
 
@@ -204,7 +198,7 @@ class ListingEdits:
         listing = await find_listing(self._context.catalog, listing_id)
         if listing.provider != provider:
             detail = "Only the wallet that published this API may change it."
-            raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
+            raise refuse(code=Code.NOT_PROVIDER, detail=detail)
         return listing
 
     def check_block(self, provider: Address) -> None:
@@ -419,7 +413,7 @@ def check_if_match(wanted: str | None, listing: Listing) -> None:
     """Raises Refusal when `If-Match` names another revision."""
     if wanted is not None and not has_etag(wanted, etag_of(listing, b""), same=is_same_revision):
         detail = f"The API has changed; its revision is {listing.revision} now. Read it and send its ETag as If-Match."
-        raise Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
+        raise refuse(code=Code.PRECONDITION_FAILED, detail=detail)
 
 
 def is_same_listing(listing: Listing, previous: Listing) -> bool:
@@ -436,4 +430,4 @@ def _draft_problem(errors: tuple[FieldError, ...]) -> Problem:
 
 def _edited_meanwhile() -> Refusal:
     detail = "Another request changed the API at the same time. Read it and try again."
-    return Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
+    return refuse(code=Code.PRECONDITION_FAILED, detail=detail)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, Problem, Refusal
+from tollway.errors import Code, refuse
 from tollway.ids import Address, ChainId, ListingId, parse_network
 from tollway.money import Price
 from tollway.registry.catalog import ListingPage, ListingQuery, Sort
@@ -262,11 +262,11 @@ def _check_media_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         detail = "Send the body as application/json."
-        raise Refusal(Problem(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
+        raise refuse(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail)
 
 
 def _check_patch_type(request: Request) -> None:
     """RFC 7396 §4 gives the type no parameters. A body of another type may be a whole listing, which must not count as a patch."""
     if request.headers.get("content-type", "").strip().lower() != MERGE_PATCH_TYPE:
         detail = f"Send the patch as {MERGE_PATCH_TYPE}. PUT replaces the whole listing."
-        raise Refusal(Problem(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
+        raise refuse(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail)

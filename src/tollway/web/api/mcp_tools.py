@@ -53,7 +53,7 @@ from tollway.discovery.tools import (
     split_name,
     take_page,
 )
-from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError
+from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError, refuse
 from tollway.ids import ListingId
 from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing, RevisionCache
@@ -414,7 +414,7 @@ def _is_writable(arguments: Mapping[str, Any]) -> bool:
 
 def _invalid(errors: tuple[FieldError, ...]) -> Refusal:
     detail = describe_errors(errors) + " Nothing was paid or sent."
-    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=detail, errors=errors, payment_state="none"))
+    return refuse(code=Code.VALIDATION_FAILED, detail=detail, errors=errors, payment_state="none")
 
 
 def _invalid_argument(argument: str, detail: str) -> Refusal:

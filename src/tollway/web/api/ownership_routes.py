@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, Problem, Refusal
+from tollway.errors import Code, Problem, Refusal, refuse
 from tollway.ids import Address, ListingId
 from tollway.outbound.probes import OwnershipEvidence
 from tollway.rate_limits.limiter import Quota
@@ -117,7 +117,7 @@ class OwnershipChecks:
         listing = await find_listing(self._context.catalog, listing_id)
         if listing.provider != provider:
             detail = "Only the wallet that published this API may request a check of its ownership. Sign the request with that wallet."
-            raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
+            raise refuse(code=Code.NOT_PROVIDER, detail=detail)
         block = self._context.find_block(provider)
         if block is not None:
             raise Refusal(explain_block(block))

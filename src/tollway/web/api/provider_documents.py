@@ -8,11 +8,11 @@ from tollway.errors import (
     Code,
     EndpointNotAllowed,
     FieldError,
-    Problem,
     Refusal,
     UpstreamBadResponse,
     UpstreamTimeout,
     UpstreamUnreachable,
+    refuse,
 )
 from tollway.registry.draft import fit_fetched_document
 from tollway.registry.openapi import YamlRefused, parse_yaml_object
@@ -69,4 +69,4 @@ def refuse_document(detail: str) -> Refusal:
     """`detail`: a sentence whose subject is the document."""
     detail = detail.removesuffix(".")
     error = FieldError(code="openapi", detail=detail, pointer="/openapiUrl")
-    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=f"The document {detail}.", errors=(error,)))
+    return refuse(code=Code.VALIDATION_FAILED, detail=f"The document {detail}.", errors=(error,))

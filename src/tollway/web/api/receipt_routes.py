@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, Problem, Refusal
+from tollway.errors import Code, refuse
 from tollway.gateway.receipts import call_url
 from tollway.identity.did_document import key_id
 from tollway.ledger.history import JoinedCredit
@@ -55,15 +55,13 @@ def check_ended(call: CallRecord, *, now_ms: int, wait_s: int) -> None:
     is_read = call.http_status is None or call.delivery is not None or call.state is CallState.UNKNOWN
     if call.state not in _RUNNING and (is_read or now_ms - call.moved_ms >= wait_s * 1000):
         return
-    raise Refusal(
-        Problem(
-            code=Code.IDEMPOTENCY_IN_PROGRESS,
-            detail="This call is still running, so it has no receipt yet. Ask for the receipt again after Retry-After.",
-            reason="call_running",
-            retry_after_s=RETRY_AFTER_S,
-            call_id=call.id,
-            payment_state=payment_state(call),
-        )
+    raise refuse(
+        code=Code.IDEMPOTENCY_IN_PROGRESS,
+        detail="This call is still running, so it has no receipt yet. Ask for the receipt again after Retry-After.",
+        reason="call_running",
+        retry_after_s=RETRY_AFTER_S,
+        call_id=call.id,
+        payment_state=payment_state(call),
     )
 
 

@@ -34,7 +34,7 @@ from tollway.discovery.site_files import (
     write_sitemap,
     write_sitemap_index,
 )
-from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.errors import Code, FieldError, Problem, Refusal, refuse
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
 from tollway.identity.did_document import DID_PATH, DID_TYPE, describe_signers
 from tollway.ids import Address, ListingId
@@ -355,10 +355,8 @@ def health_router(readiness: Readiness, traffic: Readiness, *, has_pages: bool =
         name = request.path_params["name"]
         code = next((code for code in Code if problem_name(code) == name), None)
         if code is None:
-            raise Refusal(
-                Problem(
-                    code=Code.ROUTE_NOT_FOUND, detail="No problem has this name. See /problems for all names."
-                )
+            raise refuse(
+                code=Code.ROUTE_NOT_FOUND, detail="No problem has this name. See /problems for all names."
             )
         kind, page = PROBLEM_KINDS[code], PROBLEM_PAGES[code]
         again = "The same request, sent again later, can succeed." if kind.is_retryable else ""

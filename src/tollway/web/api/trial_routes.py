@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, Problem, Refusal
+from tollway.errors import Code, Problem, Refusal, refuse
 from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.target import GATEWAY_PREFIX, split_target
 from tollway.gateway.trial import TrialResult
@@ -140,7 +140,7 @@ async def _find_own_entry(context: WebContext, request: Request, provider: Addre
     listing = await find_public_listing(context.catalog, listing_id)
     if listing.provider != provider:
         detail = "Only the wallet that published this API may make trial calls. Other wallets call it through the gateway."
-        raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
+        raise refuse(code=Code.NOT_PROVIDER, detail=detail)
     block = context.find_block(provider)
     if block is not None:
         raise Refusal(explain_block(block))

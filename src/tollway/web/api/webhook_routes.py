@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
+from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal, refuse
 from tollway.ids import Address, format_id
 from tollway.outbound.policy import ENDPOINT_CHARS_MAX, Endpoint, parse_endpoint
 from tollway.rate_limits.limiter import Quota, client_bucket
@@ -256,7 +256,7 @@ def delivery_json(delivery: WebhookDelivery) -> dict[str, Any]:
 
 def _refuse_url(detail: str) -> Refusal:
     error = FieldError(code="not_allowed", detail=detail, pointer=_URL_POINTER)
-    return Refusal(Problem(code=Code.ENDPOINT_NOT_ALLOWED, detail=detail, errors=(error,)))
+    return refuse(code=Code.ENDPOINT_NOT_ALLOWED, detail=detail, errors=(error,))
 
 
 _NOT_FOUND = Problem(

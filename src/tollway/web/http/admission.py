@@ -11,7 +11,7 @@ from pathlib import Path
 from limits import RateLimitItemPerHour, RateLimitItemPerMinute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tollway.errors import Code, Problem, Refusal, describe_rate
+from tollway.errors import Code, Problem, describe_rate, refuse
 from tollway.ids import Address
 from tollway.limits import Limits
 from tollway.rate_limits.limiter import Quota, RateLimiter, client_bucket
@@ -334,11 +334,9 @@ class PublishingLimits:
         """Counts one probe of an endpoint or a document that a draft names. Raises Refusal (429)."""
         wait_s = await self._rate_limiter.hit(self._probes, client_bucket(client_address))
         if wait_s is not None:
-            raise Refusal(
-                Problem(
-                    code=Code.RATE_LIMITED,
-                    detail=f"The gateway probes the endpoints of at most {self._probes.amount} drafts an hour for one address. Send the draft again after Retry-After.",
-                    retry_after_s=wait_s,
-                    members=describe_rate("endpoint-probes", limit=self._probes.amount, window_s=HOUR_S),
-                )
+            raise refuse(
+                code=Code.RATE_LIMITED,
+                detail=f"The gateway probes the endpoints of at most {self._probes.amount} drafts an hour for one address. Send the draft again after Retry-After.",
+                retry_after_s=wait_s,
+                members=describe_rate("endpoint-probes", limit=self._probes.amount, window_s=HOUR_S),
             )

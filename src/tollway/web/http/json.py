@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.errors import Code, FieldError, Refusal, refuse
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -63,7 +63,7 @@ def parse_json_object(
     parsed = _parse_json(raw, depth_max=depth_max, values_max=values_max)
     if not isinstance(parsed, dict):
         error = FieldError(code="type", detail="the body must be a JSON object", pointer="")
-        raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=error.detail, errors=(error,)))
+        raise refuse(code=Code.VALIDATION_FAILED, detail=error.detail, errors=(error,))
     return parsed
 
 
@@ -169,4 +169,4 @@ def _refuse_constant(text: str) -> Any:
 
 
 def _invalid_json(detail: str) -> Refusal:
-    return Refusal(Problem(code=Code.INVALID_REQUEST, detail=detail))
+    return refuse(code=Code.INVALID_REQUEST, detail=detail)

@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_netw
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.errors import Code, FieldError, Problem, Refusal, refuse
 from tollway.gateway.headers import EXPOSED_HEADERS, check_control_headers, is_chunked_alone
 from tollway.ids import METHOD_LENGTH_MAX
 from tollway.limits import Limits
@@ -469,10 +469,8 @@ def _parse_length(raw: bytes) -> int:
 
 def _too_large(most: int) -> Refusal:
     detail = f"The body is longer than {most} bytes. Send a shorter one."
-    return Refusal(
-        Problem(
-            code=Code.PAYLOAD_TOO_LARGE,
-            detail=detail,
-            errors=(FieldError(code="too_large", detail=detail, pointer=""),),
-        )
+    return refuse(
+        code=Code.PAYLOAD_TOO_LARGE,
+        detail=detail,
+        errors=(FieldError(code="too_large", detail=detail, pointer=""),),
     )

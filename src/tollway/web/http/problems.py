@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError
+from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError, refuse
 from tollway.gateway.headers import EXPOSED_HEADERS
 from tollway.web.http.json import encode_visible_json
 
@@ -675,7 +675,7 @@ def _framework_problem(status: int) -> Problem:
 
 def refuse_fields(*errors: FieldError) -> Refusal:
     """The refusal (422) of a body or a query with these errors."""
-    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors))
+    return refuse(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors)
 
 
 def describe_errors(errors: Sequence[FieldError]) -> str:
