@@ -58,6 +58,7 @@ CLASSES: dict[str, Class] = {
     "sandbox/test_chain_artifacts.py": "test",
     "sandbox/test_chain_playground.py": "test",
     "sandbox/test_chain_stranded_transactions.py": "test",
+    "sandbox/test_demo_wallet.py": "test",
     "storage": "quick",
     "storage/catalog/test_vector_index.py": "test",
     "web": "quick",

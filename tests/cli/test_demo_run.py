@@ -28,8 +28,19 @@ from tollway.ids import ChainId, TxHash
 from tollway.money import Asset
 from tollway.sandbox.chain import ROLES, USDC_ADDRESS, Contract, Playground, load_test_usdc, make_account
 from tollway.sandbox.tour import TourFailed
+from tollway.web.pages.demo_wallet import FRAGMENT, DemoWallet
 
 CHAIN = ChainId(84532)
+
+
+class _NoSigner:
+    """The wallet of a demo that no browser opens."""
+
+    address = USDC_ADDRESS
+    chain_id = CHAIN
+
+    async def respond(self, method: str, params: object) -> object:
+        raise AssertionError(method)
 
 
 @pytest.fixture
@@ -39,7 +50,7 @@ def playground() -> Playground:
         token=Contract(artifact=load_test_usdc(), address=USDC_ADDRESS),
         usdc=Asset(chain_id=CHAIN, token=USDC_ADDRESS, symbol="USDC", decimals=6),
         native=Asset(chain_id=CHAIN, token=None, symbol="ETH", decimals=18),
-        accounts=tuple(make_account(role) for role in (*ROLES, "visitor")),
+        accounts=tuple(make_account(role) for role in (*ROLES, "visitor", "browser")),
     )
 
 
@@ -52,7 +63,7 @@ def test_gives_away_three_accounts_and_keeps_its_own(playground: Playground) -> 
     )
     assert [account["role"] for account in document["accounts"]] == ["provider", "caller", "stranger"]
     text = json.dumps(document)
-    for role in ("gas", "visitor"):
+    for role in ("gas", "visitor", "browser"):
         assert playground.account(role).private_key not in text
 
 
@@ -68,13 +79,14 @@ def test_prints_lines_that_can_be_copied_and_keys_only_on_demand(
         payment=TxHash(b"\x11" * 32),
         signature="0x" + "22" * 65,
         key_file=Path("/some where/caller.key"),
+        demo_wallet=DemoWallet(_NoSigner(), entropy=lambda count: b"\x01" * count),
     )
     text = "\n".join(guide.format_lines(is_verbose=is_verbose))
     assert f"-H 'X-Payment-Tx: 0x{'11' * 32}'" in text
     assert "TOLLWAY_KEY_FILE='/some where/caller.key'" in text
     assert ' mcp --max-price "0.05 USDC" --budget "1 USDC"' in text
-    assert "web page  http://127.0.0.1:1/" in text
-    for role in (*ROLES, "visitor"):
+    assert f"web page  http://127.0.0.1:1/apis/api_1{FRAGMENT}AQEB" in text
+    for role in (*ROLES, "visitor", "browser"):
         assert (playground.account(role).private_key in text) is (role in printed)
 
 

@@ -80,6 +80,7 @@ from tollway.web.http.app import build_app
 from tollway.web.http.book_turns import BookTurns
 from tollway.web.http.middleware import is_trusted_peer, parse_proxies, read_client_address, read_request_id
 from tollway.web.http.problems import status_of
+from tollway.web.pages.demo_wallet import DemoWallet
 from tollway.web.pages.page_problems import ProblemPages
 
 CheckReady = Callable[[], Awaitable[Mapping[str, bool]]]
@@ -96,6 +97,7 @@ class AsgiBuilder:
         check_ready: CheckReady,
         check_traffic: CheckReady,
         is_debug: Callable[[], bool],
+        demo_wallet: DemoWallet | None,
     ) -> None:
         self._parts = parts
         self._check_ready, self._check_traffic, self._is_debug = check_ready, check_traffic, is_debug
@@ -111,7 +113,8 @@ class AsgiBuilder:
         self._signer = UpstreamSigner.derive(keys)
         self._networks = ClientNetworks.derive(keys)
         self._mpp_challenger = make_mpp_challenger(keys, origin) if settings.mpp else None
-        self._pages = make_page_renderer(settings, parts.rules, origin=origin)
+        self._demo_wallet = demo_wallet
+        self._pages = make_page_renderer(settings, parts.rules, origin=origin, demo_wallet=demo_wallet)
         self._problem_pages = None if self._pages is None else ProblemPages(self._pages)
         self._authenticator = Authenticator(
             parts.sessions,
@@ -179,7 +182,13 @@ class AsgiBuilder:
         if self._pages is None:
             return []
         sessions = SqlPageSessions(self._parts.database)
-        return page_routers(self.context, self._pages, sessions=sessions, viewers=self._parts.viewers)
+        return page_routers(
+            self.context,
+            self._pages,
+            sessions=sessions,
+            viewers=self._parts.viewers,
+            demo_wallet=self._demo_wallet,
+        )
 
     def _make_context(self) -> WebContext:
         parts, settings, limits = self._parts, self._settings, self._limits

@@ -36,6 +36,7 @@ from tollway.storage.engine.database import ProcessLock, SqliteDatabase
 from tollway.storage.engine.leadership import Duty, Leadership
 from tollway.storage.engine.migrate import find_revision
 from tollway.web.http.server import HttpServer, reserved_ports, serve_all
+from tollway.web.pages.demo_wallet import DemoWallet
 
 _log = structlog.get_logger(__name__)
 
@@ -59,9 +60,12 @@ _NO_TRANSACTION = TxHash(
 
 
 class App(GatewayParts):
-    """The composition root of one gateway. `async with App(settings) as app:` opens it; its exit completes the ledger's writes, then closes."""
+    """The composition root of one gateway. `async with App(settings) as app:` opens it; its exit completes the ledger's writes, then closes.
 
-    def __init__(self, settings: Settings) -> None:
+    `demo_wallet`: of a demo, for its pages. Raises SettingsInvalid for one beside any network but the sandbox.
+    """
+
+    def __init__(self, settings: Settings, *, demo_wallet: DemoWallet | None = None) -> None:
         super().__init__(settings)
         self._can_write = True  # `ledger.open` writes; after it each renewal of the lease updates this
         self._is_stopping = False
@@ -74,6 +78,7 @@ class App(GatewayParts):
             check_ready=self.check_ready,
             check_traffic=self.check_traffic,
             is_debug=lambda: self.is_debug,
+            demo_wallet=demo_wallet,
         )
         self.asgi_app = self._asgi.build()
         self.server = self._make_server(self.asgi_app, self.settings.listen)

@@ -44,6 +44,7 @@ from tollway.sandbox.chain import (
     prepare_playground,
     run_anvil,
 )
+from tollway.sandbox.demo_wallet import SandboxSigner
 from tollway.sandbox.provider import SampleProvider, run_provider
 from tollway.sandbox.tour import (
     PREPAID_CALLS,
@@ -56,6 +57,7 @@ from tollway.sandbox.tour import (
     TourStep,
     describe_request,
 )
+from tollway.web.pages.demo_wallet import DemoWallet
 
 VALUE_CHARACTERS_MAX = 84
 BODY_CHARACTERS_MAX = 106
@@ -235,14 +237,19 @@ class DemoGuide:
     payment: TxHash
     signature: str
     key_file: Path
+    demo_wallet: DemoWallet
+
+    def format_link(self) -> str:
+        """The page of the API, with the wallet of the demo. It opens the wallet once; each call makes the link before void."""
+        return f"{self.gateway_url}/apis/{self.api_id}{self.demo_wallet.make_fragment()}"
 
     def format_lines(self, *, is_verbose: bool) -> Iterator[str]:
         """The addresses, and commands that run in any folder of any other terminal while the demo runs."""
         usdc, tollway = self.playground.usdc, find_program()
         yield "The demo keeps running. Ctrl-C stops everything that it started."
         yield ""
-        yield f"   web page  {self.gateway_url}/apis/{self.api_id}"
-        yield f'             Click "Pay 0.01 {usdc.symbol} and call". The wallet of the browser needs a key of this chain, such as the one in {self.key_file}'
+        yield f"   web page  {self.format_link()}"
+        yield f'             Click "Pay 0.01 {usdc.symbol} and call": the demo\'s wallet pays, with test money. The link opens it once.'
         yield f"   all APIs  {self.gateway_url}/"
         yield f"   contract  {self.gateway_url}/docs"
         yield f"   chain     {self.playground.rpc_url} (chain id {usdc.chain_id}), {usdc.symbol} {self.playground.token.address}"
@@ -334,6 +341,7 @@ class DemoEnvironment:
     provider: SampleProvider
     driver: ChainDriver
     playground: Playground
+    demo_wallet: DemoWallet
     http: httpx.AsyncClient
     folder: Path
 
@@ -380,7 +388,7 @@ class _DemoRun:
         if path is not None:
             _remove_old_file(path)  # a file of an earlier run has other keys and ports
         self._printer.print_line("Tollway demo: a chain, an API and a gateway on this machine.", style="bold")
-        async with _open_environment(self._options) as environment:
+        async with open_environment(self._options) as environment:
             if self._options.is_verbose:
                 self._print_addresses(environment)
             self._printer.print_line()
@@ -419,6 +427,10 @@ class _DemoRun:
             payment=payment,
             signature=signature,
             key_file=key_file,
+            demo_wallet=environment.demo_wallet,
+        )
+        environment.demo_wallet.on_opened = lambda: self._printer.print_line(
+            f"   A browser has opened the demo's wallet. For another one: {guide.format_link()}"
         )
         try:
             self._printer.print_line()
@@ -454,7 +466,7 @@ class _DemoRun:
 
 
 @contextlib.asynccontextmanager
-async def _open_environment(options: DemoOptions) -> AsyncIterator[DemoEnvironment]:
+async def open_environment(options: DemoOptions) -> AsyncIterator[DemoEnvironment]:
     port = choose_port(options.port)
     with tempfile.TemporaryDirectory(prefix="tollway-demo-", ignore_cleanup_errors=True) as name:
         async with (
@@ -464,15 +476,18 @@ async def _open_environment(options: DemoOptions) -> AsyncIterator[DemoEnvironme
             httpx.AsyncClient(trust_env=False) as http,
         ):
             driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-            playground = await prepare_playground(driver, roles=(*ROLES, "visitor"))
+            playground = await prepare_playground(driver, roles=(*ROLES, "visitor", "browser"))
             gas_key = playground.account("gas").private_key
             settings = make_settings(Path(name), port=port, rpc_url=anvil.rpc_url, gas_key=gas_key)
-            async with App(settings) as app, _serving(app):
+            signer = SandboxSigner(driver, playground, playground.account("browser"))
+            demo_wallet = DemoWallet(signer, entropy=secrets.token_bytes)
+            async with App(settings, demo_wallet=demo_wallet) as app, _serving(app):
                 yield DemoEnvironment(
                     gateway_url=settings.public_url,
                     provider=provider,
                     driver=driver,
                     playground=playground,
+                    demo_wallet=demo_wallet,
                     http=http,
                     folder=Path(name),
                 )

@@ -5,7 +5,7 @@ current file for a minute: two releases behind one balancer serve each other's p
 """
 
 import gzip
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +24,8 @@ IMMUTABLE = "public, max-age=31536000, immutable"
 OF_ANOTHER_RELEASE = "public, max-age=60"
 
 LOGO_NAME = "operator_logo"
+DEMO_MODULE = "demo_wallet.js"
+"""Served by the gateway of a demo alone."""
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -69,12 +71,14 @@ class PageAssets:
         return iter(self._files)
 
 
-def read_assets(folder: Path = UI_FOLDER, *, logo: Logo | None = None) -> PageAssets:
-    """Reads and compresses every file of the folder. `logo`: of the operator, which becomes one of the files."""
+def read_assets(
+    folder: Path = UI_FOLDER, *, logo: Logo | None = None, left_out: Collection[str] = (DEMO_MODULE,)
+) -> PageAssets:
+    """Reads and compresses the files of the folder. `logo`: of the operator, which becomes one of the files. `left_out`: files that this gateway does not serve."""
     files = {
         path.name: _make_asset(_TYPES[path.suffix], path.read_bytes())
         for path in sorted(folder.iterdir())
-        if path.suffix in _TYPES
+        if path.suffix in _TYPES and path.name not in left_out
     }
     if logo is not None:
         files[f"{LOGO_NAME}{logo.suffix}"] = _make_asset(logo.media_type, logo.content)

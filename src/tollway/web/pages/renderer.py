@@ -26,7 +26,7 @@ from tollway.money import format_decimal
 from tollway.web.http.page_response import PageResponse, accepts_gzip
 from tollway.web.http.problems import split_code
 from tollway.web.http.query import format_time
-from tollway.web.pages.assets import PageAssets
+from tollway.web.pages.assets import DEMO_MODULE, PageAssets
 from tollway.web.pages.chart_svg import outline_spark
 from tollway.web.pages.figures import align_amounts, split_time
 from tollway.web.pages.languages import choose_language, read_catalogs
@@ -292,7 +292,10 @@ def _make_environment(assets: PageAssets, words: NullTranslations) -> Environmen
         del environment.filters[name]
     environment.filters.update(FILTERS)
     environment.filters["translate_words"] = partial(_translate_words, words)
-    globals_: dict[str, Any] = {"asset": assets.path_of}
+    globals_: dict[str, Any] = {
+        "asset": assets.path_of,
+        "has_demo_wallet": assets.find(DEMO_MODULE) is not None,
+    }
     environment.globals.update(globals_)
     return environment
 
