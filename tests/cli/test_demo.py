@@ -154,6 +154,23 @@ def test_stays_up_for_play_until_ctrl_c_and_leaves_nothing(tmp_path: Path, demos
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_make_demo_speaks_before_each_thing_that_takes_time() -> None:
+    """`make -n` names the commands of a checkout without anything installed."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        ["make", "-n", "demo", "VENV=.no-venv", "STAMPS=.no-stamps"], cwd=root, text=True, capture_output=True
+    )
+    slow = re.compile(r"-m venv|-m pip|npm install|bin/tollway demo")
+    commands = [line for line in done.stdout.splitlines() if re.search(r"echo|" + slow.pattern, line)]
+    first = [line for line in commands if "exit 1" not in line]
+    assert "echo" in first[0], first
+    places = [number for number, line in enumerate(first) if slow.search(line)]
+    spoken = [number for number, line in enumerate(first) if "echo" in line]
+    for name in ("-m venv", "-m pip", "npm install"):
+        place = next(number for number in places if name in first[number])
+        assert any(number <= place for number in spoken), name
+
+
 def test_every_printed_command_runs_in_another_terminal(tmp_path: Path, demos: list[Demo]) -> None:
     file = tmp_path / "sandbox.json"
     demo = Demo(tmp_path, "--port", "0", "--sandbox-file", str(file))

@@ -46,6 +46,7 @@ from tollway.sandbox.chain import (
 )
 from tollway.sandbox.demo_wallet import SandboxSigner
 from tollway.sandbox.provider import SampleProvider, run_provider
+from tollway.sandbox.qr_codes import PATH, QR_DOCUMENT, respond_qr
 from tollway.sandbox.tour import (
     PREPAID_CALLS,
     Tour,
@@ -249,7 +250,7 @@ class DemoGuide:
         yield "The demo keeps running. Ctrl-C stops everything that it started."
         yield ""
         yield f"   web page  {self.format_link()}"
-        yield f'             Click "Pay 0.01 {usdc.symbol} and call": the demo\'s wallet pays, with test money. The link opens it once.'
+        yield f'             Click "Pay 0.01 {usdc.symbol} and call": the demo\'s wallet pays, with test money, and the page shows a QR code. The link opens the wallet once.'
         yield f"   all APIs  {self.gateway_url}/"
         yield f"   contract  {self.gateway_url}/docs"
         yield f"   chain     {self.playground.rpc_url} (chain id {usdc.chain_id}), {usdc.symbol} {self.playground.token.address}"
@@ -471,7 +472,7 @@ async def open_environment(options: DemoOptions) -> AsyncIterator[DemoEnvironmen
     with tempfile.TemporaryDirectory(prefix="tollway-demo-", ignore_cleanup_errors=True) as name:
         async with (
             run_anvil(port=options.chain_port) as anvil,
-            run_provider() as provider,
+            run_provider(document=QR_DOCUMENT, products={PATH: respond_qr}) as provider,
             aiohttp.ClientSession() as session,
             httpx.AsyncClient(trust_env=False) as http,
         ):

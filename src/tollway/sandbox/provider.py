@@ -15,13 +15,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl
 
 from aiohttp import web
 
 
-def _parameter(name: str, place: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:
+def document_parameter(name: str, place: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:
+    """A parameter object of OpenAPI."""
     return {
         "name": name,
         "in": place,
@@ -64,7 +66,7 @@ SAMPLE_DOCUMENT: Mapping[str, Any] = {
                 "summary": "The price of a symbol now",
                 "description": "Every symbol has a price here; it moves by up to a percent from second to second.",
                 "parameters": [
-                    _parameter(
+                    document_parameter(
                         "symbol",
                         "path",
                         {"type": "string", "pattern": "^[A-Za-z0-9]{1,12}$", "examples": ["ETH"]},
@@ -105,13 +107,13 @@ SAMPLE_DOCUMENT: Mapping[str, Any] = {
                 "operationId": "streamTicks",
                 "summary": "A stream of server-sent events, one every interval",
                 "parameters": [
-                    _parameter(
+                    document_parameter(
                         "count",
                         "query",
                         {"type": "integer", "minimum": 0, "maximum": 10_000, "default": 5, "examples": [3]},
                         "how many events",
                     ),
-                    _parameter(
+                    document_parameter(
                         "interval",
                         "query",
                         {"type": "number", "minimum": 0, "maximum": 300, "default": 1, "examples": [0.1]},
@@ -152,6 +154,7 @@ _INDEX = (
 )
 
 _Clock = Callable[[], float]
+Product = Callable[[Mapping[str, str]], web.Response]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,20 +170,31 @@ class ReceivedRequest:
         return self.target.partition("?")[0]
 
 
-class _BadInput(Exception):
+class BadInput(Exception):
+    """A request that the provider cannot serve; it answers with this status and detail."""
+
     def __init__(self, status: HTTPStatus, detail: str) -> None:
         self.status = status
         self.detail = detail
 
 
 class SampleProvider:
-    """A running sample provider. `seen_total` counts the requests whose head arrived, except `/log`; `seen` has the last 10,000 of them."""
+    """A running sample provider. `seen_total` counts the requests whose head arrived, except `/log`; `seen` has the last 10,000 of them. `document`: its OpenAPI document.
+    `products`: further paths, with the response to a query of each; it raises BadInput for another query."""
 
-    def __init__(self, *, clock: _Clock = time.time) -> None:
+    def __init__(
+        self,
+        *,
+        clock: _Clock = time.time,
+        document: Mapping[str, Any] = SAMPLE_DOCUMENT,
+        products: Mapping[str, Product] = MappingProxyType({}),
+    ) -> None:
         self.base_url = ""
         self.seen: deque[ReceivedRequest] = deque(maxlen=_LOG_MAX)
         self.seen_total = 0
         self._clock = clock
+        self._document = document
+        self._products = products
         self._files: dict[str, str] = {}
 
     def put_file(self, path: str, text: str) -> None:
@@ -200,7 +214,7 @@ class SampleProvider:
             self.seen_total += 1
         try:
             return await self._route(request, path, dict(parse_qsl(query, keep_blank_values=True)))
-        except _BadInput as bad:
+        except BadInput as bad:
             return _answer_problem(bad)
 
     async def _route(self, request: web.BaseRequest, path: str, query: dict[str, str]) -> web.StreamResponse:
@@ -208,14 +222,16 @@ class SampleProvider:
         if first == "echo":  # with any path below it, so that tests can send unusual paths
             return await _answer_echo(request)
         if request.method not in ("GET", "HEAD") and first != "status":
-            raise _BadInput(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.method} is for /echo and /status only")
+            raise BadInput(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.method} is for /echo and /status only")
         if path in self._files:
             return web.Response(text=self._files[path])
+        if path in self._products:
+            return self._products[path](query)
         match [first, *rest]:
             case [""]:
                 return web.json_response({"endpoints": _INDEX})
             case ["openapi.json"]:
-                return web.json_response(SAMPLE_DOCUMENT)
+                return web.json_response(self._document)
             case ["quote", symbol]:
                 return self._answer_quote(symbol)
             case ["stream"]:
@@ -228,11 +244,11 @@ class SampleProvider:
                 return await _answer_bytes(request, amount)
             case ["log"]:
                 return self._answer_log()
-        raise _BadInput(HTTPStatus.NOT_FOUND, "no such endpoint here")
+        raise BadInput(HTTPStatus.NOT_FOUND, "no such endpoint here")
 
     def _answer_quote(self, symbol: str) -> web.Response:
         if not _SYMBOL.fullmatch(symbol):
-            raise _BadInput(HTTPStatus.BAD_REQUEST, "a symbol is 1 to 12 letters and digits")
+            raise BadInput(HTTPStatus.BAD_REQUEST, "a symbol is 1 to 12 letters and digits")
         symbol, now = symbol.upper(), int(self._clock())
         return web.json_response(
             {
@@ -265,12 +281,12 @@ class SampleProvider:
 
 
 @asynccontextmanager
-async def run_provider(*, port: int = 0, clock: _Clock = time.time) -> AsyncIterator[SampleProvider]:
-    """Serves the sample provider on loopback; `port` 0 takes any free one. Its `base_url` has no final slash.
+async def run_provider(*, port: int = 0, **given: Any) -> AsyncIterator[SampleProvider]:
+    """Serves a sample provider on loopback; `port` 0 takes any free one. `given`: to `SampleProvider`. Its `base_url` has no final slash.
 
     At the end, running responses get a quarter of a second. Raises OSError when the port is in use.
     """
-    provider = SampleProvider(clock=clock)
+    provider = SampleProvider(**given)
     # A client that disconnects ends its response at once, also during a wait.
     server = web.Server(provider.handle, access_log=None, handler_cancellation=True)
     runner = web.ServerRunner(server, shutdown_timeout=_STOP_DEADLINE_S, handle_signals=False)
@@ -297,7 +313,7 @@ async def _answer_echo(request: web.BaseRequest) -> web.Response:
 
 def _answer_status(text: str) -> web.Response:
     if not _STATUS.fullmatch(text):
-        raise _BadInput(HTTPStatus.BAD_REQUEST, "a status is 200 to 599")
+        raise BadInput(HTTPStatus.BAD_REQUEST, "a status is 200 to 599")
     status = int(text)
     if status in _BODILESS:
         return web.Response(status=status)
@@ -325,7 +341,7 @@ async def _answer_bytes(request: web.BaseRequest, text: str) -> web.StreamRespon
     return response
 
 
-def _answer_problem(bad: _BadInput) -> web.Response:
+def _answer_problem(bad: BadInput) -> web.Response:
     problem = {
         "type": "about:blank",
         "title": bad.status.phrase,
@@ -349,11 +365,11 @@ def _format_time(now: float) -> str:
 
 def _parse_integer(text: str, *, maximum: int, name: str) -> int:
     if not _INTEGER.fullmatch(text) or int(text) > maximum:
-        raise _BadInput(HTTPStatus.BAD_REQUEST, f"{name} is a whole number up to {maximum}")
+        raise BadInput(HTTPStatus.BAD_REQUEST, f"{name} is a whole number up to {maximum}")
     return int(text)
 
 
 def _parse_seconds(text: str, *, name: str) -> float:
     if not _SECONDS.fullmatch(text) or float(text) > _WAIT_MAX_S:
-        raise _BadInput(HTTPStatus.BAD_REQUEST, f"{name} is a number of seconds up to {_WAIT_MAX_S:.0f}")
+        raise BadInput(HTTPStatus.BAD_REQUEST, f"{name} is a number of seconds up to {_WAIT_MAX_S:.0f}")
     return float(text)

@@ -134,11 +134,11 @@ class Tour:
             "The provider's wallet signs the request (ERC-8128). There are no accounts and no passwords.",
         )
         draft = {
-            "name": "Sample quotes",
+            "name": "QR codes and quotes",
             "pricePerRequest": PRICE,
             "currency": "USDC",
             "endpoint": self._upstream_url,
-            "description": "The demo's own API: quotes that mean nothing, an echo, a stream of events.",
+            "description": "The demo's own API: a QR code of any text for a cent, quotes that mean nothing, an echo, a stream of events.",
             "tags": ["sample"],
             "openapiUrl": self._upstream_url + "/openapi.json",
         }

@@ -1,5 +1,7 @@
 """The first minute: the link that the demo prints, a click, and a paid call with its stamp, in a browser without any wallet."""
 
+import struct
+import zlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,6 +12,7 @@ from tests.system.browser.call_panel import pay_button, slip, stamp
 from tests.system.browser.watched_page import WatchedPage, watch_page
 from tollway.cli.demo_run import DemoEnvironment, DemoOptions, open_environment
 from tollway.sandbox.tour import Tour
+from tollway.web.pages.assets import read_assets
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -45,8 +48,14 @@ async def demo() -> AsyncIterator[RunningDemo]:
 
 
 async def pay(page: Page) -> None:
+    """The answer that was paid is a QR code, drawn on the page."""
     await pay_button(page).click()
     await expect(stamp(page)).to_have_text("CHARGED")
+    picture = page.get_by_role("img", name="The picture of the answer")
+    await expect(picture).to_be_visible()
+    box = await picture.bounding_box()
+    assert box is not None
+    assert box["width"] == box["height"] > 200
 
 
 async def test_a_link_and_a_click_pay_a_call(browser: Browser, demo: RunningDemo) -> None:
@@ -91,6 +100,44 @@ async def test_a_used_link_says_where_the_next_one_is(browser: Browser, demo: Ru
         await second.check()
         await pay_button(second.page).click()
         await expect(slip(second.page)).to_contain_text("No wallet")
+
+
+def make_png(width: int, height: int) -> bytes:
+    """A PNG that says it has this size, with the pixels of one row."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        )
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    rows = zlib.compress(bytes((min(width, 4096) + 1) * min(height, 64)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("picture", "width"),
+    [
+        (make_png(3, 2), 3),
+        (make_png(2048, 2), 2048),
+        (make_png(2049, 2), None),
+        (make_png(1, 1 << 31), None),
+        (make_png(0, 1), None),
+        (make_png(3, 2)[:30], None),
+        (make_png(3, 2)[:12], None),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>", None),
+        (b"", None),
+    ],
+)
+async def test_a_hostile_picture_is_not_drawn(
+    browser: Browser, demo: RunningDemo, picture: bytes, width: int | None
+) -> None:
+    async with watch_page(browser, demo.base_url) as watched:
+        await watched.goto(demo.path)
+        found = await watched.evaluate(
+            f"import('{read_assets().path_of('picture.js')}').then(one => one.drawPicture(new Blob([new Uint8Array({list(picture)})]), 'x')).then(one => one && one.width)"
+        )
+        assert found == width
 
 
 async def test_a_page_of_another_origin_reaches_no_wallet(browser: Browser, demo: RunningDemo) -> None:

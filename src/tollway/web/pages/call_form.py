@@ -376,6 +376,7 @@ WORDS: Mapping[str, str] = {
     "redirect": "The answer is a redirect, which this page does not follow. Nothing was signed.",
     "redirectPaid": "The answer is a redirect, which this page does not follow, and it hides whether you were charged. Your calls say it. For another call, check the box above the button.",
     "download": "Download the answer ({0} bytes)",
+    "picture": "The picture of the answer",
     "cut": "Only the beginning is shown.",
     "problem": "What this means",
     "CHARGED": "CHARGED",

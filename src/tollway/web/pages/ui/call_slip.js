@@ -418,6 +418,9 @@ export async function showAnswer(response, place, words) {
     cut.textContent = words.cut;
     place.append(cut);
   }
+  const isPicture = type.startsWith("image/png") && kept <= KEPT_BYTES;
+  const picture = isPicture ? await (await import("./picture.js")).drawPicture(new Blob(chunks), words.picture) : null;
+  if (picture) place.append(picture);
   if (kept > 0) place.append(makeDownload(chunks, words.download.replace("{0}", String(kept))));
 }
 
