@@ -235,9 +235,9 @@ class SignedInHarness:
         return str((await self.browser.post("/api/v2/auth/nonce", json=asked)).json()["message"])
 
     async def post(
-        self, path: str, fields: dict[str, str], *, route: str | None = None, **headers: str
+        self, path: str, fields: Mapping[str, str | list[str]], *, route: str | None = None, **headers: str
     ) -> httpx.Response:
-        """Posts a form as a browser does from a page of this origin."""
+        """Posts a form as a browser does from a page of this origin. A list: a field that repeats."""
         route = path if route is None else route
         given = {"form_token": make_form_token(self.token, route), **fields} if self.token else fields
         own = {
@@ -245,7 +245,7 @@ class SignedInHarness:
             "Sec-Fetch-Site": "same-origin",
             **headers,
         }
-        return await self.browser.post(path, content=urlencode(given), headers=own)
+        return await self.browser.post(path, content=urlencode(given, doseq=True), headers=own)
 
     async def sign_in(self, wallet: KeyWallet = READER, *, to: str = "") -> httpx.Response:
         self.token = ""

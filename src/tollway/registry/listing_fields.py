@@ -169,10 +169,11 @@ BY_DIFFERENCE = in_order(
 )
 BY_PAGE = in_order(
     (
-        *("name", "description", "tags"),
-        *("endpoint", "methods", "timeoutSeconds", "forwardHeaders", "upstreamAuth", "forwardSignature"),
-        *("pricePerRequest", "currency", "networks", "payTo", "chargeOn", "operations", "otherPaths"),
+        *("endpoint", "openapiUrl", "name", "pricePerRequest", "currency", "operations"),
+        *("description", "tags"),
+        *("otherPaths", "chargeOn", "payTo", "networks"),
+        *("methods", "timeoutSeconds", "forwardHeaders", "upstreamAuth", "forwardSignature"),
         *("signature", "rateLimit", "status"),
-        *("openapiUrl", "openapi"),
+        *("openapi",),
     )
 )

@@ -71,11 +71,14 @@ async def test_the_keyboard_alone_publishes_proves_edits_pauses_and_decides(
         await page.wait_for_url("**/my/apis/new")
 
         # Three errors: the focus is on the first one, and each is repaired where it is.
-        await keys.write("name", "Weather of the open sea")
         await keys.write("endpoint", "ftp://x")
-        await keys.write("timeoutSeconds", "1")
+        await keys.write("name", "Weather of the open sea")
         await keys.write("pricePerRequest", "cheap")
+        await keys.push("details:has([name=operations]) > summary")
         await keys.write("operations", "FETCH reports")
+        await keys.push("details:has([name=timeoutSeconds]) > summary")
+        await keys.write("timeoutSeconds", "1")
+        await keys.push("details:has([name=openapi]) > summary")
         await keys.write("openapi", DOCUMENT)
         await keys.push('button[value="check"]')
         await expect(page.locator(".editor .field-error")).to_have_count(3)

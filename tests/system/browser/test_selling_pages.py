@@ -72,7 +72,11 @@ COVERED_LABELS = """[...document.querySelectorAll(".plot")].flatMap(plot => {
 
 
 async def fill(watched: WatchedPage, **fields: str) -> None:
+    """Writes fields, and opens the part of the form that has one."""
     for name, text in fields.items():
+        fold = watched.page.locator(f'details:not([open]):has([name="{name}"]) > summary')
+        if await fold.count():
+            await fold.click()
         await watched.page.locator(f'[name="{name}"]').fill(text)
 
 
@@ -113,10 +117,14 @@ async def test_a_provider_publishes_repairs_edits_pauses_and_retires(
         )
         await page.get_by_role("button", name="Check").click()
         assert "203.0.113.7" in await page.locator("main").inner_text()
+        assert await page.locator(".editor details[open]").count() == 0
+        await page.get_by_label("Price of GET /cities/{city}").fill("0.04")
         await look(watched, f"checked-{theme}")
-        await page.get_by_role("button", name="Publish").first.click()
+        await expect(page.get_by_role("button", name="Publish")).to_be_in_viewport()
+        await page.get_by_role("button", name="Publish").click()
         assert "Published." in await page.locator("[role=status]").inner_text()
         await look(watched, f"published-{theme}")
+        await expect(page.get_by_label("Price of GET /cities/{city}")).to_have_value("0.04")
         etag = page.locator('[name="etag"]')
         stale = await etag.get_attribute("value")
         await fill(watched, pricePerRequest="0.02")

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from decimal import Decimal
 from html import unescape
 from io import StringIO
@@ -35,6 +35,7 @@ from tollway.registry.ownership import make_content
 from tollway.registry.quality import Quality, Reputation
 from tollway.storage.catalog.catalog_tables import listing_table
 from tollway.web.http.query import format_time
+from tollway.web.pages.listing_form import TABLE_CALL, TABLE_PRICE
 from tollway.web.pages.page_session import make_form_token
 from tollway.web.pages.selling_views import LISTINGS_MAX
 
@@ -88,6 +89,12 @@ def error_of(answer: httpx.Response, name: str) -> str:
     mark = f'id="error-{name}">'
     assert mark in answer.text, f"{name} is not marked"
     return PageReader(answer.text.split(mark)[1].split("</p>")[0]).words
+
+
+def list_prices(answer: httpx.Response) -> list[tuple[str, str]]:
+    """The rows of the table of operations: each call with the price of its own."""
+    row = r'name="operationCall" value="([^"]*)"><input name="operationPrice" value="([^"]*)"'
+    return [(unescape(call), price) for call, price in re.findall(row, answer.text)]
 
 
 async def open_form(harness: SignedInHarness, path: str = "/my/apis/new") -> dict[str, str]:
@@ -151,12 +158,81 @@ async def test_a_check_writes_nothing_and_shows_addresses_and_operations(harness
         "2001:db8::1",
         "GET /cities/{city}",
         "Weather of a city",
-        "0.02",
+        "2 operations are sold",
         str(SELLER.address),
     ):
         assert shown in words
+    assert list_prices(answer) == [("GET /cities/{city}", "0.02"), ("POST /reports", "0.5")]
     assert await count_listings(harness) == 0
     assert field_of(answer, "key") == hidden["key"]
+
+
+async def post_table(
+    harness: SignedInHarness,
+    path: str,
+    rows: Mapping[str, str],
+    route: str = "/my/apis/new",
+    **fields: str,
+) -> httpx.Response:
+    """Sends the form with a table of operations: fields that repeat."""
+    table = {TABLE_CALL: list(rows), TABLE_PRICE: list(rows.values())}
+    return await harness.post(path, {**fields, **table}, route=route)
+
+
+async def test_the_table_has_the_operations_of_the_document_and_sets_their_prices(
+    harness: SignedInHarness,
+) -> None:
+    """Address, price, check; then a price for one operation, and the others have the price of a call."""
+    harness.services.addresses["api.example.com"] = ["198.51.100.4"]
+    first = {**GOOD, "operations": "", **await open_form(harness)}
+    checked = await harness.post("/my/apis/new", {**first, "act": "check"})
+    assert list_prices(checked) == [("GET /cities/{city}", "")]
+    wrong = await post_table(harness, "/my/apis/new", {"GET /cities/{city}": "cheap"}, **first, act="check")
+    assert error_of(wrong, "operations").startswith("GET /cities/{city}: price")
+    assert list_prices(wrong) == [("GET /cities/{city}", "cheap")]
+    prices = {"GET /cities/{city}": " 0.04 "}
+    written = await post_table(
+        harness, "/my/apis/new", prices, **{**first, "operations": "POST /reports 0.5"}, act="write"
+    )
+    path = written.headers["location"].partition("?")[0]
+    listing = await stored(harness, path.rpartition("/")[2])
+    assert [(one.path, one.price.text) for one in listing.operations] == [
+        ("/cities/{city}", "0.04"),
+        ("/reports", "0.5"),
+    ]
+    page = await harness.browser.get(path)
+    assert list_prices(page) == [("GET /cities/{city}", "0.04"), ("POST /reports", "0.5")]
+    cleared = await post_table(
+        harness,
+        path,
+        {"GET /cities/{city}": "", "POST /reports": "0.5"},
+        "/my/apis/{api_id}",
+        **{**first, "operations": "", "etag": field_of(page, "etag"), "upstreamAuth.value": ""},
+        act="write",
+    )
+    assert cleared.status_code == 303
+    listing = await stored(harness, listing.id)
+    assert [one.path for one in listing.operations] == ["/reports"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"GET": "0.1"},
+        {HOSTILE: "0.1"},
+        {"GET /a b c": "0.1"},
+        {"GET /a\r\nGET /b 0.2": "0.1"},
+        {"": "0.1"},
+        {"GET /" + "a" * 10_000: "1"},
+        {f"GET /{number}": "1" for number in range(180)},
+    ],
+)
+async def test_a_hostile_table_is_refused_or_harmless(harness: SignedInHarness, rows: dict[str, str]) -> None:
+    first = {**GOOD, "operations": "", **await open_form(harness)}
+    answer = await post_table(harness, "/my/apis/new", rows, **first, act="check")
+    assert answer.status_code in (200, 413, 422), answer.status_code
+    assert HOSTILE not in answer.text
+    assert await count_listings(harness) == 0
 
 
 async def test_three_errors_are_marked_at_their_fields_and_repaired(harness: SignedInHarness) -> None:
@@ -172,7 +248,7 @@ async def test_three_errors_are_marked_at_their_fields_and_repaired(harness: Sig
         assert answer.status_code == 422
         error_of(answer, "pricePerRequest")
         error_of(answer, "endpoint")
-        assert error_of(answer, "operations").startswith("line 3: ")
+        assert error_of(answer, "operations").startswith("FETCH reports: ")
         assert 'aria-describedby="error-pricePerRequest hint-pricePerRequest"' in answer.text
         assert field_of(answer, "name") == "Weather"
         assert "FETCH reports 0.5" in answer.text
@@ -200,7 +276,7 @@ async def test_three_errors_are_marked_at_their_fields_and_repaired(harness: Sig
         ({"openapi": "{"}, "openapi", "JSON"),
         ({"openapi": '{"swagger": "2.0"}'}, "openapi", "Swagger"),
         ({"openapi": "", "openapiUrl": "https://api.example.com/o.json"}, "openapiUrl", "fetched"),
-        ({"operations": "GET /a"}, "operations", "line 1: price"),
+        ({"operations": "GET /a"}, "operations", "GET /a: price"),
         ({"currency": "EUR"}, "currency", "one of"),
         ({"endpoint": "https://10.0.0.1/"}, "endpoint", ""),
         ({"endpoint": "https://gone.example/"}, "endpoint", "resolve"),

@@ -1,11 +1,12 @@
 """The form of a listing: from the stored listing to its fields, from its fields to the members of the body, and from the errors of the body to its fields. Pure.
 
 A field has the name of its member; a member of an object has the name of both, such as `rateLimit.calls`. Lists are words with commas or spaces between them, and each
-priced operation is a line: method, path, price.
+priced operation is a line: method, path, price. The table of operations (`PriceRow`) is those lines with a field for each price: its rows go before the lines that have no row.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tollway.discovery.safe_text import clean_line
@@ -38,11 +39,41 @@ NOT_COMPARED = (
 """Fields that a comparison of two versions leaves out: what is not in the form of a stored listing, and what other forms change."""
 
 _KINDS = {field.member: field.kind for field in FIELDS}
+_CALL = ("method", "path")
 _OF_LINES = (Kind.LINES, Kind.OPERATIONS, Kind.DOCUMENT)
 _OF_ELEMENTS = (Kind.WORDS, Kind.PHRASES, Kind.NETWORKS)
 _SPLIT = re.compile(r"[\s,]+")
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _SHOWN_LENGTH_MAX = 64
+
+
+TABLE_CALL, TABLE_PRICE = "operationCall", "operationPrice"
+"""The fields of a row of the table of operations: the method and path, hidden, and the price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceRow:
+    """An operation in the table of the form. `call`: method and path. `price`: of its own, empty where it has that of the listing."""
+
+    call: str
+    summary: str
+    price: str
+
+
+def list_price_rows(
+    values: FormValues, operations: Iterable[tuple[str, str]]
+) -> tuple[tuple[PriceRow, ...], str]:
+    """The rows for these operations (call, summary), and the lines of the priced operations that have no row."""
+    prices, rest = {}, []
+    summaries = {call: summary for call, summary in operations if len(call.split()) == len(_CALL)}
+    for line in values["operations"].split("\n"):
+        call, _, price = line.strip().rpartition(" ")
+        if call in summaries and call not in prices:
+            prices[call] = price
+        elif line.strip():
+            rest.append(line)
+    rows = (PriceRow(call=one, summary=text, price=prices.get(one, "")) for one, text in summaries.items())
+    return tuple(rows), "\n".join(rest)
 
 
 def read_values(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -51,6 +82,9 @@ def read_values(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
     for name in FORM_FIELDS:
         text = " ".join(fields.get(name, ())).replace("\r\n", "\n")
         values[name] = text.strip("\n") if _KINDS.get(name) in _OF_LINES else text.strip()
+    rows = zip(fields.get(TABLE_CALL, ()), fields.get(TABLE_PRICE, ()), strict=False)
+    table = [f"{' '.join(call.split())} {' '.join(price.split())}" for call, price in rows if price.strip()]
+    values["operations"] = "\n".join([*table, values["operations"]]).strip("\n")
     return values
 
 
@@ -134,7 +168,7 @@ def _read_phrases(text: str) -> list[str]:
 
 
 def _read_operations(text: str) -> list[dict[str, str]]:
-    names = ("method", "path", "pricePerRequest")
+    names = (*_CALL, "pricePerRequest")
     return [
         dict(zip(names, line.split(maxsplit=2), strict=False)) for line in text.split("\n") if line.strip()
     ]
@@ -226,7 +260,7 @@ def _find_field(pointer: str, values: FormValues) -> tuple[str, str]:
         part = {"method": "method ", "path": "path ", "pricePerRequest": "price "}.get(
             rest[-1] if len(rest) > 1 else "", ""
         )
-        return head, f"line {_find_line(values['operations'], int(rest[0]))}: {part}"
+        return head, f"{_find_call(values['operations'], int(rest[0]))}: {part}"
     kind = _KINDS.get(head)
     if kind in _OF_ELEMENTS and rest and rest[0].isdecimal():
         words = values[head].split(",") if kind is Kind.PHRASES else _split(values[head])
@@ -244,7 +278,8 @@ def _find_field(pointer: str, values: FormValues) -> tuple[str, str]:
     return "", f"{clean_line(pointer, _SHOWN_LENGTH_MAX)} " if head else ""
 
 
-def _find_line(text: str, index: int) -> int:
-    """The number of the line with the operation of that index; blank lines count too."""
-    lines = [number for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    return lines[index] if index < len(lines) else index + 1
+def _find_call(text: str, index: int) -> str:
+    """The method and path of the operation of that index."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    words = lines[index].split(maxsplit=2)[: len(_CALL)] if index < len(lines) else [str(index + 1)]
+    return clean_line(" ".join(words), _SHOWN_LENGTH_MAX)

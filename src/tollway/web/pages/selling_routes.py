@@ -6,7 +6,7 @@ wallet. A form that is refused comes back with every field as it was sent.
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -43,10 +43,13 @@ from tollway.web.http.problems import status_of
 from tollway.web.http.query import QueryModel, errors_by_parameter, format_time, read_query, whole_number
 from tollway.web.pages.listing_form import (
     FORM_FIELDS,
+    TABLE_CALL,
+    TABLE_PRICE,
     FormValues,
     describe_listing,
     group_errors,
     list_differences,
+    list_price_rows,
     make_first_values,
     read_values,
     write_members,
@@ -107,6 +110,8 @@ class ShownForm:
     checked: WrittenListing | None = None
     differences: list[tuple[str, str, str]] | None = None
     status: int = 200
+    calls: Sequence[str] = ()
+    """The operations of the table that was sent."""
 
     @property
     def first_error(self) -> str:
@@ -158,6 +163,7 @@ class ListingPages:
         """Checks the form, or publishes it under the key that was drawn with it: a form that is sent twice makes one listing."""
         self._edits.check_publisher(reader.address)
         values, key = read_values(fields), read_field(fields, "key") or _draw_key()
+        calls = fields.get(TABLE_CALL, ())
         members, errors = write_members(values, previous=None)
         writer = self._writer(request, reader)
         try:
@@ -175,7 +181,8 @@ class ListingPages:
         except (Refusal, EndpointNotAllowed) as refused:
             problem = _problem_of(refused, errors)
             new_key = _draw_key() if problem.code is Code.IDEMPOTENCY_KEY_REUSED else key
-            return self._respond_new(request, reader, _refused_form(values, problem, key=new_key))
+            form = replace(_refused_form(values, problem, key=new_key), calls=calls)
+            return self._respond_new(request, reader, form)
         return redirect_to(f"{LISTINGS}/{written.listing.id}?done=published")
 
     def _respond_new(self, request: Request, reader: Reader, form: ShownForm) -> Response:
@@ -186,7 +193,7 @@ class ListingPages:
             status=form.status,
             api=None,
             done="",
-            **self._form_records(form),
+            **self._form_records(form, None),
         )
 
     # ---- A listing of the reader.
@@ -215,9 +222,8 @@ class ListingPages:
         except (Refusal, EndpointNotAllowed) as refused:
             problem = _problem_of(refused, errors)
             if problem.code is not Code.PRECONDITION_FAILED:
-                return await self._respond_listing(
-                    request, reader, listing, _refused_form(values, problem, etag=etag)
-                )
+                form = replace(_refused_form(values, problem, etag=etag), calls=fields.get(TABLE_CALL, ()))
+                return await self._respond_listing(request, reader, listing, form)
             listing = await self._find_own(request, reader)
             form = ShownForm(
                 values=values,
@@ -279,7 +285,7 @@ class ListingPages:
             known=known,
             evidence={} if evidence is None else evidence.of,
             done=done,
-            **self._form_records(form),
+            **self._form_records(form, listing),
         )
 
     # ---- What they share.
@@ -291,9 +297,18 @@ class ListingPages:
             raise Refusal(_NOT_YOURS)
         return listing
 
-    def _form_records(self, form: ShownForm) -> dict[str, object]:
+    def _form_records(self, form: ShownForm, stored: Listing | None) -> dict[str, object]:
+        """`price_rows`: the operations of the version that was checked, else of the stored one, else those that the form was sent with."""
+        source = stored if form.checked is None else form.checked.listing
+        known = () if source is None else list_operations(source)[:OPERATIONS_SHOWN_MAX]
+        named = [(f"{one.method} {one.path}", one.summary) for one in known if not one.is_any]
+        sent = [(call, "") for call in form.calls[:OPERATIONS_SHOWN_MAX]]
+        rows, rest = list_price_rows(form.values, dict([*sent, *named]).items())
         return {
             "form": form,
+            "price_rows": rows,
+            "other_operations": rest,
+            "table_fields": (TABLE_CALL, TABLE_PRICE),
             "currencies": self._list_currencies(),
             "networks": name_networks(self._context.draft_rules, self._context.profiles),
             "name_network": partial(name_network, profiles=self._context.profiles),
