@@ -22,8 +22,11 @@ from tests.kit.routes import PUBLIC_URL, make_app, open_client
 from tests.kit.settlement import SettlementServices, settlement_rules
 from tests.kit.sql_ledger import SqlLedger
 from tests.kit.stores import ControlStores
+from tests.kit.webhooks import WebhookHarness
 from tollway.app.page_wiring import page_routers
-from tollway.errors import EndpointNotAllowed, UpstreamUnreachable
+from tollway.errors import Code, EndpointNotAllowed, Problem, Refusal, UpstreamUnreachable
+from tollway.gateway.messages import ProxyRequest
+from tollway.gateway.trial import TrialResult
 from tollway.identity.authenticator import Authenticator
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import ReceiptSigner, SignatureVerifier, eip191_digest
@@ -36,6 +39,7 @@ from tollway.outbound.client import FetchedDocument, HttpClient
 from tollway.outbound.policy import Endpoint
 from tollway.outbound.probes import OwnershipChecker
 from tollway.rate_limits.limiter import RateLimiter
+from tollway.registry.listing import CatalogEntry
 from tollway.storage.accounts.identity_store import SqlPageSessions, SqlSessions
 from tollway.storage.accounts.viewer_store import SqlViewers
 from tollway.storage.ledger.gas_store import GasStore
@@ -91,6 +95,8 @@ class Services:
         self.payments = PaymentLedgerStore(database)
         self.period_books = PeriodBookStore(database, limits=limits)
         self.sessions = SqlSessions(database)
+        self.webhooks = WebhookHarness(database, now_ms=self.now_ms)
+        self.trials = ScriptedTrials()
         self.viewers = SqlViewers(database)
         self._calls_written = 0
         self.addresses: dict[str, list[str]] = {}
@@ -136,6 +142,8 @@ class Services:
             "period_books": self.period_books,
             "held_calls": self.settlement.held_calls,
             "receipt_signer": ReceiptSigner.derive(b"\x01" * 32),
+            "webhooks": self.webhooks.store,
+            "trials": self.trials,
         }
 
     async def _check_endpoint(self, endpoint: Endpoint) -> None:
@@ -170,6 +178,22 @@ class Services:
         payment: Payment
         (payment,) = await self.ledger.record_payments([new], now_ms=self.now_ms)
         return payment
+
+
+class ScriptedTrials:
+    """Test calls that reach no upstream. `outcome`: the result of the next ones, or the refusal; `requests`: what was sent."""
+
+    def __init__(self) -> None:
+        self.outcome: TrialResult | Exception = Refusal(
+            Problem(code=Code.UPSTREAM_UNREACHABLE, detail="The API could not be reached.")
+        )
+        self.requests: list[ProxyRequest] = []
+
+    async def run(self, request: ProxyRequest, entry: CatalogEntry) -> TrialResult:
+        self.requests.append(request)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
 
 
 class NoUpstream:

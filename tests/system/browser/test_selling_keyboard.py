@@ -112,6 +112,13 @@ async def test_the_keyboard_alone_publishes_proves_edits_pauses_and_decides(
         await expect(page.locator(".evidence")).to_contain_text("proved")
         await watched.check()
 
+        # A test call costs nothing.
+        await keys.write("path", "/cities/oslo")
+        await keys.push('form[action*="/trial"] .actions button')
+        await expect(page.locator("section[aria-labelledby=trial]")).to_contain_text("HTTP 200")
+        await watched.check()
+        await watched.goto(f"/my/apis/{api_id}")
+
         # An edit of an older version shows both, and the form is kept.
         draft = cluster.draft(endpoint=upstream.url, timeoutSeconds=1, description="Written by a program.")
         reply = await cluster.control(gateway, provider, "PUT", f"/apis/{api_id}", draft)

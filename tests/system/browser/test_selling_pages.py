@@ -171,6 +171,40 @@ async def test_words_of_another_language_make_no_page_wider(browser: Browser, si
             await watched.check()
 
 
+@pytest.mark.parametrize(("theme", "width", "has_scripts"), [("light", 320, False), ("dark", 1280, True)])
+async def test_a_test_call_and_webhooks_work_with_and_without_javascript(
+    browser: Browser, site: Site, theme: str, width: int, has_scripts: bool
+) -> None:
+    async with open_as_provider(browser, site, theme, width, java_script_enabled=has_scripts) as watched:
+        page = watched.page
+        name = f"Tried {width}"
+        await watched.goto("/my/apis/new")
+        await fill(watched, name=name, endpoint=f"https://{width}.example.com", pricePerRequest="0")
+        await page.get_by_role("button", name="Publish").click()
+        await page.get_by_role("link", name="Make a test call").click()
+        await page.get_by_role("button", name="Call").click()
+        assert "could not be reached" in await page.locator("section[aria-labelledby=trial]").inner_text()
+        if has_scripts:
+            await look(watched, f"trial-{theme}")
+        await watched.goto("/my/webhooks")
+        await page.locator("#url").fill("http://owner.example/")
+        await page.get_by_role("button", name="Add").click()
+        assert "https" in await page.locator(".field-error").inner_text()
+        await page.locator("#url").fill(f"https://{width}.example.com/hook")
+        await page.get_by_role("button", name="Add").click()
+        assert "whsec_" in await page.locator("#registered + p + p + pre").inner_text()
+        if has_scripts:
+            await look(watched, f"webhooks-{theme}")
+        await page.get_by_role("link", name="Its state and deliveries").click()
+        assert "No event yet." in await page.locator("main").inner_text()
+        await page.get_by_text("Remove this receiver").click()
+        if has_scripts:
+            await look(watched, f"webhook-{theme}")
+        await page.get_by_role("button", name="Yes, remove it").click()
+        assert "Removed." in await page.get_by_role("status").inner_text()
+        assert watched.complaints == []
+
+
 async def test_the_editor_works_without_javascript(browser: Browser, site: Site) -> None:
     async with open_as_provider(browser, site, "light", 1280, java_script_enabled=False) as watched:
         await watched.goto("/my/apis/new")

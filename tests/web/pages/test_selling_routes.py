@@ -27,9 +27,12 @@ from tests.kit.signed_in import (
     SignedInHarness,
     open_signed_in,
 )
-from tollway.ids import ListingId
+from tollway.errors import Code, Problem, Refusal
+from tollway.gateway.trial import TrialResult
+from tollway.ids import CallId, ListingId
 from tollway.ledger.records import CallState
 from tollway.ledger.sales import SUM_STATES
+from tollway.money import Price
 from tollway.registry.listing import Listing
 from tollway.registry.ownership import make_content
 from tollway.registry.quality import Quality, Reputation
@@ -121,6 +124,102 @@ async def stored(harness: SignedInHarness, api_id: str) -> Listing:
 
 async def count_listings(harness: SignedInHarness) -> int:
     return len(await harness.services.stores.read_rows(listing_table))
+
+
+# ---- Test calls.
+
+
+def make_result(**changes: Any) -> TrialResult:
+    given = {
+        "status": 200,
+        "headers": [],
+        "dropped": {},
+        "body": b'{"weather": "rain"}',
+        "is_cut": False,
+        "latency_ms": 41,
+        "call_id": CallId("call_1"),
+        "is_charged": True,
+        "price": Price.parse("0.02"),
+        "currency": USDC.symbol,
+    }
+    return TrialResult(**{**given, **changes})
+
+
+async def try_call(harness: SignedInHarness, listing: Listing, **fields: str) -> httpx.Response:
+    given = {"method": "GET", "path": "/cities/oslo?x=1", "body": "", **fields}
+    return await harness.post(f"/my/apis/{listing.id}/trial", given, route="/my/apis/{api_id}/trial")
+
+
+async def test_a_new_listing_names_its_next_steps(harness: SignedInHarness) -> None:
+    listing = await publish(
+        harness, **{"upstreamAuth.in": "", "upstreamAuth.name": "", "upstreamAuth.value": ""}
+    )
+    page = await harness.read(f"/my/apis/{listing.id}?done=published")
+    for words in (
+        "Published. Next:",
+        "Make a test call",
+        "Prove that the endpoint is yours",
+        "without payment",
+    ):
+        assert words in page.words
+    assert {"#trial", "#ownership", "/my/webhooks", f"/apis/{listing.id}"} <= set(page.addresses)
+    protected = await publish(harness, name="Weather with a secret")
+    assert "without payment" not in (await harness.read(f"/my/apis/{protected.id}?done=published")).words
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ("HTTP 200", "41 ms", "a caller pays 0.02", '{"weather": "rain"}')),
+        ({"is_charged": False, "status": 503}, ("HTTP 503", "a caller does not pay for it")),
+        ({"body": HOSTILE.encode()}, (HOSTILE,)),
+        ({"body": b"a\xe2\x80\xaeb\x00c"}, ("abc",)),
+        ({"body": b"\xff\xfe"}, ("2 bytes that are no text",)),
+        ({"body": b"x" * 60_000, "is_cut": True}, ("The rest is not shown.",)),
+        ({"dropped": {"x-a": "it names the gateway"}}, ("x-a", "it names the gateway")),
+    ],
+)
+async def test_a_test_call_shows_what_a_caller_would_get(
+    harness: SignedInHarness, changes: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    listing = await publish(harness)
+    harness.services.trials.outcome = make_result(**changes)
+    answer = await try_call(harness, listing)
+    assert answer.status_code == 200
+    page = PageReader(answer.text)
+    assert [one for one in words if one not in page.words] == []
+    assert HOSTILE not in answer.text
+    assert len(answer.content) < 40_000
+    (sent,) = harness.services.trials.requests
+    assert (sent.method, sent.target.signed) == ("GET", "/cities/oslo?x=1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome", "words", "requests"),
+    [
+        ({"method": "TRACE"}, None, "TRACE does not go through a gateway", 0),
+        ({"method": ""}, None, "method", 0),
+        ({"path": "cities"}, None, "from its slash on", 0),
+        ({"path": "/" + "a" * 9_000}, None, "characters", 0),
+        ({}, Refusal(Problem(code=Code.UPSTREAM_TIMEOUT, detail="It was silent.")), "It was silent.", 1),
+    ],
+)
+async def test_a_test_call_without_a_response_says_why(
+    harness: SignedInHarness, fields: dict[str, str], outcome: Exception | None, words: str, requests: int
+) -> None:
+    listing = await publish(harness)
+    harness.services.trials.outcome = outcome or make_result()
+    answer = await try_call(harness, listing, **fields)
+    page = PageReader(answer.text)
+    assert words in page.words.split("Test call")[1]
+    assert len(harness.services.trials.requests) == requests
+
+
+async def test_another_wallet_makes_no_test_call(harness: SignedInHarness) -> None:
+    listing = await publish(harness)
+    await harness.sign_in(OTHER)
+    assert (await try_call(harness, listing)).status_code == 404
+    assert harness.services.trials.requests == []
 
 
 # ---- The editor.

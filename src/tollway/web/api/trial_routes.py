@@ -5,6 +5,7 @@ The response of the upstream is a member of the JSON, never a response of this o
 
 import base64
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, Strict
@@ -112,31 +113,45 @@ class GivenBody:
 
 def trial_router(context: WebContext) -> Router:
     """`POST /api/v2/apis/{apiId}/trial`."""
-    quota = Quota(
-        "trials",
-        "trial calls",
-        amount=context.limits.trials_per_hour,
-        per="hour",
-        rate_limiter=context.rate_limiter,
-        namespace="trial",
-    )
+    trials = TrialRequests(context)
 
     async def try_call(request: Request) -> Response:
         provider = (await context.authenticate(request)).address
-        entry = await _find_own_entry(context, request, provider)
+        entry = await trials.find_entry(ListingId(request.path_params["apiId"]), provider)
         read_query(NoParameters, request.scope["query_string"])
         raw = await request.body()
-        trial = read_members(TrialBody, parse_json_object(raw) if raw.strip() else {})
-        call = _build_request(trial, entry, request, now_ms=context.now_ms())
-        await quota.charge(provider, client_address=client_address_of(request))
-        result = await context.trials.run(call, entry)
+        result = await trials.run(request, entry, parse_json_object(raw) if raw.strip() else {})
         return json_response(trial_json(result))
 
     return Router([Route("/api/v2/apis/{apiId}/trial", try_call, methods=["POST"])])
 
 
-async def _find_own_entry(context: WebContext, request: Request, provider: Address) -> CatalogEntry:
-    listing_id = ListingId(request.path_params["apiId"])
+class TrialRequests:
+    """Trial calls by the members of a body or of a form, at most so many an hour for each provider. Many tasks may call it at once."""
+
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._quota = Quota(
+            "trials",
+            "trial calls",
+            amount=context.limits.trials_per_hour,
+            per="hour",
+            rate_limiter=context.rate_limiter,
+            namespace="trial",
+        )
+
+    async def find_entry(self, listing_id: ListingId, provider: Address) -> CatalogEntry:
+        """The listing of the provider. Raises Refusal for another wallet, a blocked one, and an unknown id."""
+        return await _find_own_entry(self._context, listing_id, provider)
+
+    async def run(self, request: Request, entry: CatalogEntry, members: Mapping[str, Any]) -> TrialResult:
+        """Sends the request once. `members`: of `TrialBody`. Raises Refusal and the failures of the upstream."""
+        call = _build_request(read_members(TrialBody, members), entry, request, now_ms=self._context.now_ms())
+        await self._quota.charge(entry.listing.provider, client_address=client_address_of(request))
+        return await self._context.trials.run(call, entry)
+
+
+async def _find_own_entry(context: WebContext, listing_id: ListingId, provider: Address) -> CatalogEntry:
     listing = await find_public_listing(context.catalog, listing_id)
     if listing.provider != provider:
         detail = "Only the wallet that published this API may make trial calls. Other wallets call it through the gateway."

@@ -4,6 +4,7 @@ The routes send nothing themselves: the gateway that delivers sends challenges a
 other.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
@@ -96,8 +97,8 @@ def webhook_router(context: WebContext) -> Router:
     )
 
 
-class WebhookRoutes:
-    """The handlers of the routes of webhooks. Safe to call from many tasks at once."""
+class WebhookActs:
+    """What a wallet does with its webhooks, by JSON or by a form. Safe to call from many tasks at once."""
 
     def __init__(self, context: WebContext) -> None:
         self._context = context
@@ -110,21 +111,16 @@ class WebhookRoutes:
             rate_limiter=context.rate_limiter,
         )
 
-    async def list_endpoints(self, request: Request) -> Response:
-        wallet = await self._authenticate(request)
-        endpoints = await self._context.webhooks.list_of(wallet)
-        content = [webhook_json(one) for one in endpoints]
-        return json_response({"webhooks": content, "limit": self._context.limits.webhooks_max})
-
-    async def register(self, request: Request) -> Response:
+    async def register(
+        self, wallet: Address, members: Mapping[str, Any], *, client_address: str
+    ) -> tuple[WebhookEndpoint, str | None]:
+        """The new endpoint, and its secret where `members` (of `WebhookBody`) name one. Raises Refusal."""
         context = self._context
-        wallet = await self._authenticate(request)
         block = context.find_block(wallet)
         if block is not None:
             raise Refusal(explain_block(block))
-        body = read_members(WebhookBody, parse_json_object(await request.body()))
+        body = read_members(WebhookBody, members)
         endpoint = self._parse_url(body.url)
-        client_address = client_address_of(request)
         await self._quota.charge(wallet, client_address=client_address)
         try:
             await context.check_endpoint(endpoint)
@@ -147,36 +143,28 @@ class WebhookRoutes:
         registered = await context.webhooks.register(new, count_max=context.limits.webhooks_max)
         if isinstance(registered, NotRegistered):
             raise Refusal(self._explain(registered))
-        content = webhook_json(registered)
-        if secret is not None:
-            content["secret"]["value"] = format_secret(secret)
-        return json_response(content, status=CREATED)
+        return registered, None if secret is None else format_secret(secret)
 
-    async def remove(self, request: Request) -> Response:
-        wallet = await self._authenticate(request)
-        if not await self._context.webhooks.remove(wallet, request.path_params["webhookId"]):
+    async def remove(self, wallet: Address, webhook_id: str) -> None:
+        """Raises Refusal where the wallet has no such endpoint."""
+        if not await self._context.webhooks.remove(wallet, webhook_id):
             raise Refusal(_NOT_FOUND)
-        return Response(status_code=NO_CONTENT)
 
-    async def list_deliveries(self, request: Request) -> Response:
-        wallet = (await self._context.authenticate(request)).address
-        query = read_query(DeliveryParameters, request.scope["query_string"])
+    async def list_deliveries(
+        self, wallet: Address, webhook_id: str, query: DeliveryParameters
+    ) -> tuple[WebhookDelivery, ...]:
+        """The newest events first. Raises Refusal where the wallet has no such endpoint."""
         deliveries = await self._context.webhooks.deliveries_of(
-            wallet,
-            request.path_params["webhookId"],
-            state=query.state,
-            before=query.before,
-            limit=query.limit,
+            wallet, webhook_id, state=query.state, before=query.before, limit=query.limit
         )
         if deliveries is None:
             raise Refusal(_NOT_FOUND)
-        return json_response({"deliveries": [delivery_json(one) for one in deliveries], "limit": query.limit})
+        return deliveries
 
-    async def resend(self, request: Request) -> Response:
+    async def resend(self, wallet: Address, webhook_id: str, event_id: str, *, client_address: str) -> None:
+        """Queues an event once more. Raises Refusal."""
         context = self._context
-        wallet = await self._authenticate(request)
-        await self._quota.charge(wallet, client_address=client_address_of(request))
-        webhook_id, event_id = request.path_params["webhookId"], request.path_params["eventId"]
+        await self._quota.charge(wallet, client_address=client_address)
         match await context.webhooks.resend(wallet, webhook_id, event_id, now_ms=context.shared_ms()):
             case Resent.UNKNOWN:
                 raise Refusal(_NOT_FOUND)
@@ -185,13 +173,7 @@ class WebhookRoutes:
             case Resent.DISABLED:
                 raise Refusal(_DISABLED)
             case Resent.QUEUED:
-                content = {"eventId": event_id, "state": DeliveryState.PENDING.value}
-                return json_response(content, status=ACCEPTED)
-
-    async def _authenticate(self, request: Request) -> Address:
-        wallet = (await self._context.authenticate(request)).address
-        read_query(NoParameters, request.scope["query_string"])
-        return wallet
+                return
 
     def _parse_url(self, url: str) -> Endpoint:
         """Raises Refusal for a URL that no message may be sent to. Unlike an endpoint of a listing it may have a query."""
@@ -219,6 +201,57 @@ class WebhookRoutes:
                 return Problem(code=Code.WEBHOOK_LIMIT_REACHED, detail=detail)
             case NotRegistered.URL_TAKEN:
                 return _URL_TAKEN
+
+
+class WebhookRoutes:
+    """The handlers of the routes of webhooks. Safe to call from many tasks at once."""
+
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._acts = WebhookActs(context)
+
+    async def list_endpoints(self, request: Request) -> Response:
+        wallet = await self._authenticate(request)
+        endpoints = await self._context.webhooks.list_of(wallet)
+        return json_response(
+            {
+                "webhooks": [webhook_json(one) for one in endpoints],
+                "limit": self._context.limits.webhooks_max,
+            }
+        )
+
+    async def register(self, request: Request) -> Response:
+        wallet = await self._authenticate(request)
+        members = parse_json_object(await request.body())
+        registered, secret = await self._acts.register(
+            wallet, members, client_address=client_address_of(request)
+        )
+        content = webhook_json(registered)
+        if secret is not None:
+            content["secret"]["value"] = secret
+        return json_response(content, status=CREATED)
+
+    async def remove(self, request: Request) -> Response:
+        wallet = await self._authenticate(request)
+        await self._acts.remove(wallet, request.path_params["webhookId"])
+        return Response(status_code=NO_CONTENT)
+
+    async def list_deliveries(self, request: Request) -> Response:
+        wallet = (await self._context.authenticate(request)).address
+        query = read_query(DeliveryParameters, request.scope["query_string"])
+        deliveries = await self._acts.list_deliveries(wallet, request.path_params["webhookId"], query)
+        return json_response({"deliveries": [delivery_json(one) for one in deliveries], "limit": query.limit})
+
+    async def resend(self, request: Request) -> Response:
+        wallet = await self._authenticate(request)
+        webhook_id, event_id = request.path_params["webhookId"], request.path_params["eventId"]
+        await self._acts.resend(wallet, webhook_id, event_id, client_address=client_address_of(request))
+        return json_response({"eventId": event_id, "state": DeliveryState.PENDING.value}, status=ACCEPTED)
+
+    async def _authenticate(self, request: Request) -> Address:
+        wallet = (await self._context.authenticate(request)).address
+        read_query(NoParameters, request.scope["query_string"])
+        return wallet
 
 
 def webhook_json(endpoint: WebhookEndpoint) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from tollway.discovery.operations import list_operations
+from tollway.discovery.requests import ToolRequest, example_arguments, make_request
 from tollway.discovery.safe_text import clean_line
 from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
+from tollway.gateway.trial import TrialResult
 from tollway.ids import CallId, ListingId
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.sales import PeriodSums, SalesQuery, SumState
@@ -26,6 +28,7 @@ from tollway.outbound.probes import OwnershipEvidence
 from tollway.registry.catalog import CreationResponse, ListingMatch
 from tollway.registry.listing import Listing
 from tollway.registry.listing_patch import parse_form
+from tollway.registry.text import drop_refused_characters
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import ID_LENGTH_MAX
@@ -39,6 +42,7 @@ from tollway.web.api.listing_json import etag_of, render_json
 from tollway.web.api.listing_routes import LIMIT_MAX
 from tollway.web.api.ownership_routes import OwnershipChecks
 from tollway.web.api.sums_routes import SalesParameters, make_sales_query
+from tollway.web.api.trial_routes import TrialRequests
 from tollway.web.http.problems import status_of
 from tollway.web.http.query import QueryModel, errors_by_parameter, format_time, read_query, whole_number
 from tollway.web.pages.listing_form import (
@@ -76,6 +80,9 @@ SALES = "/my/sales"
 SALES_FILE = "/my/sales.csv"
 KEY_BYTES = 16
 LISTINGS_OFFSET_MAX = 10_000
+METHODS_OFFERED = ("GET", "POST", "PUT", "PATCH", "DELETE")
+TRIAL_TEXT_MAX = 4_000
+"""Characters of the response to a test call that its page shows."""
 _NEW = "/my/apis/new"
 _ONE = "/my/apis/{api_id}"
 
@@ -92,6 +99,7 @@ def selling_router(context: WebContext, access: PageAccess) -> Router:
             access.form(_ONE + "/status", listings.change_status),
             access.form(_ONE + "/retirement", listings.retire),
             access.form(_ONE + "/ownership", listings.check_ownership),
+            access.form(_ONE + "/trial", listings.try_call),
             access.page(SALES, sales.show_sales),
             Route(SALES_FILE, sales.send_file, methods=["GET"]),
         ]
@@ -131,6 +139,7 @@ class ListingPages:
         self._context = context
         self._edits = ListingEdits(context)
         self._checks = OwnershipChecks(context)
+        self._trials = TrialRequests(context)
         self._respond = access.respond
 
     async def list_listings(self, request: Request, reader: Reader) -> Response:
@@ -260,6 +269,23 @@ class ListingPages:
         form = ShownForm(values=describe_listing(listing), etag=etag_of(listing, b""), errors={})
         return await self._respond_listing(request, reader, listing, form, evidence=checked.evidence)
 
+    async def try_call(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        """Sends one request to the API without a payment, and shows its response or the reason of its failure."""
+        listing = await self._find_own(request, reader)
+        method, path, body = (read_field(fields, name) for name in ("method", "path", "body"))
+        members = {"method": method, "path": path, **({"body": body} if body else {})}
+        shown = ShownTrial(method=method, path=path, body=body)
+        try:
+            entry = await self._trials.find_entry(listing.id, reader.address)
+            result = await self._trials.run(request, entry, members)
+            shown = replace(shown, result=result, text=_read_text(result))
+        except (Refusal, EndpointNotAllowed) as refused:
+            problem = _problem_of(refused, ())
+            found = [f"{(error.pointer or '').removeprefix('/')} {error.detail}" for error in problem.errors]
+            shown = replace(shown, refusal="; ".join(found) or problem.detail)
+        form = ShownForm(values=describe_listing(listing), etag=etag_of(listing, b""), errors={})
+        return await self._respond_listing(request, reader, listing, form, trial=shown)
+
     async def _respond_listing(
         self,
         request: Request,
@@ -269,6 +295,7 @@ class ListingPages:
         *,
         done: str = "",
         evidence: OwnershipEvidence | None = None,
+        trial: "ShownTrial | None" = None,
     ) -> Response:
         challenge, known = await self._checks.read(listing)
         return self._respond(
@@ -285,6 +312,8 @@ class ListingPages:
             known=known,
             evidence={} if evidence is None else evidence.of,
             done=done,
+            trial=trial or _suggest_trial(listing),
+            methods=METHODS_OFFERED,
             **self._form_records(form, listing),
         )
 
@@ -323,6 +352,35 @@ class ListingPages:
         return ListingWriter(
             provider=reader.address, client_address=client_address_of(request), if_match=if_match
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownTrial:
+    """A test call in the editor: its request, then its response (`text`: the shown part of its body, empty where it is no text) or why there is none."""
+
+    method: str
+    path: str
+    body: str
+    result: TrialResult | None = None
+    text: str = ""
+    refusal: str = ""
+
+
+def _suggest_trial(listing: Listing) -> ShownTrial:
+    """The example request of the first operation."""
+    first = list_operations(listing)[0]
+    arguments = None if first.is_any else example_arguments(first)
+    made = None if arguments is None else make_request(first, arguments)
+    if isinstance(made, ToolRequest):
+        return ShownTrial(method=made.method, path=made.target, body=made.body.decode(errors="replace"))
+    return ShownTrial(method="GET" if first.is_any else first.method, path=first.path, body="")
+
+
+def _read_text(result: TrialResult) -> str:
+    try:
+        return drop_refused_characters(result.body.decode())[:TRIAL_TEXT_MAX]
+    except UnicodeDecodeError:
+        return ""
 
 
 def _draw_key() -> str:
