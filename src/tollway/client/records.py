@@ -177,6 +177,9 @@ class ListingDetails:
     status: str = "active"
     forward_signature: str = "ed25519"
     forward_secret: str | None = field(default=None, repr=False)
+    contact: str | None = None
+    website: str | None = None
+    terms_url: str | None = field(default=None, metadata=_named("terms"))
     pricing: PriceQuote | None = None
     quality: MeasuredQuality = MeasuredQuality()
     is_verified: bool = field(default=False, metadata=_named("verified"))

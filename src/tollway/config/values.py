@@ -16,6 +16,7 @@ from tollway.ids import Address
 from tollway.money import Price
 from tollway.outbound.dns import NameServer
 from tollway.rate_limits.redis_url import parse_redis_url
+from tollway.registry.text import CONTACT_EXAMPLE, PAGE_EXAMPLE, is_contact, is_page_url
 from tollway.storage.engine.postgres_address import PostgresAddress
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -48,26 +49,22 @@ def parse_public_url(raw: Any) -> str:
     return str(parse_origin(text))
 
 
-_MAILTO = re.compile(r"mailto:[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
-_CONTACT_PAGE = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]+)?(/[A-Za-z0-9._~%/?&=+-]*)?")
-
-
-URL_LENGTH_MAX, NAME_LENGTH_MAX = 256, 80
+NAME_LENGTH_MAX = 80
 
 
 def parse_contact(raw: Any) -> str:
     """Where the operator is reached: it stands on every page, in `security.txt` and in the contract."""
     text = str(raw)
-    if len(text) > URL_LENGTH_MAX or not (_MAILTO.fullmatch(text) or _CONTACT_PAGE.fullmatch(text)):
-        raise ValueError("must be such as mailto:security@example.com or https://example.com/contact")
+    if not is_contact(text):
+        raise ValueError(f"must be such as {CONTACT_EXAMPLE}")
     return text
 
 
 def parse_page_url(raw: Any) -> str:
     """A page of the operator, which the pages of the gateway link to."""
     text = str(raw)
-    if len(text) > URL_LENGTH_MAX or not _CONTACT_PAGE.fullmatch(text):
-        raise ValueError("must be an https URL such as https://example.com/terms")
+    if not is_page_url(text):
+        raise ValueError(f"must be an https URL such as {PAGE_EXAMPLE}")
     return text
 
 

@@ -19,7 +19,7 @@ from tollway.discovery.requests import example_json
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.limits import KIB, MIB, Limits
 from tollway.money import Price
-from tollway.registry.listing import ChargeOn, Listing
+from tollway.registry.listing import ChargeOn, Listing, list_links
 
 AGENT_BYTES_MAX = 8 * KIB
 """Of each page. A page after the first has more when its only operation does."""
@@ -298,6 +298,7 @@ def _required_members(view: ListingView, limits: Limits, chosen: Sequence[int]) 
         },
         "trust": {
             "provider": str(listing.provider),
+            **list_links(listing),
             "ownershipVerified": view.verified_at is not None,
             **({"verifiedAt": view.verified_at} if view.verified_at else {}),
             "quality": details["quality"],

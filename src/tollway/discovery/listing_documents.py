@@ -21,6 +21,7 @@ from tollway.discovery.payment_guide import GUIDE_PATH
 from tollway.discovery.requests import example_json
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.limits import MIB
+from tollway.registry.listing import list_links
 
 SCHEMAS_BYTES_MAX = 1 * MIB
 """Of all operations together. A short document can reference one large schema two thousand times."""
@@ -149,6 +150,7 @@ def _head(view: ListingView, words_max: int) -> str:
         + "3. Send the request again with the payment. Pay on a 402 only; on 409, 503 or 504 show the same payment again.\n\n"
         + f"The [agent document]({view.links['agent']}) has the operations, every number, and the steps of one way to pay.\n"
         + f"The payment guide (`{GUIDE_PATH}` of this gateway) has the other ways.\n\n"
+        + "".join(f"Provider's {name}, not checked: <{url}>\n\n" for name, url in list_links(listing).items())
         + "## Operations\n\n"
     )
 

@@ -32,7 +32,14 @@ from tollway.registry.listing import (
 from tollway.registry.listing_fields import FIELDS
 from tollway.registry.openapi import DOCUMENT_OPERATIONS_MAX, count_operations
 from tollway.registry.paths import find_path_fault, path_shape
-from tollway.registry.text import find_refused_character
+from tollway.registry.text import (
+    CONTACT_EXAMPLE,
+    LINK_LENGTH_MAX,
+    PAGE_EXAMPLE,
+    find_refused_character,
+    is_contact,
+    is_page_url,
+)
 from tollway.validation import (
     RequestModel,
     WireError,
@@ -457,6 +464,18 @@ def _check_document_url(url: str) -> str:
     return url
 
 
+def _check_contact(text: str) -> str:
+    if not is_contact(text):
+        raise value_error("url", f"must be such as {CONTACT_EXAMPLE}, at most {LINK_LENGTH_MAX} characters")
+    return text
+
+
+def _check_page(text: str) -> str:
+    if not is_page_url(text):
+        raise value_error("url", f"must be such as {PAGE_EXAMPLE}, at most {LINK_LENGTH_MAX} characters")
+    return text
+
+
 class ListingBody(RequestModel):
     """The members of a create and of an update, in the order of their errors. Their names are those of `ListingMembers`."""
 
@@ -491,6 +510,11 @@ class ListingBody(RequestModel):
     rate_limit: Annotated[RateLimit | None, PlainValidator(_read_rate_limit)] = None
     status: Literal["active", "paused"] = "active"
     forward_signature: ForwardSignature = "ed25519"
+    contact: Annotated[str, Strict(), AfterValidator(_check_contact)] | None = None
+    website: Annotated[str, Strict(), AfterValidator(_check_page)] | None = None
+    terms_url: Annotated[
+        Annotated[str, Strict(), AfterValidator(_check_page)] | None, Field(alias="terms")
+    ] = None
 
 
 def _check_between_members(

@@ -141,6 +141,15 @@ class ListingMembers:
     rate_limit: RateLimit | None
     status: Literal["active", "paused"]
     forward_signature: ForwardSignature
+    contact: str | None = None  # `mailto:` or https
+    website: str | None = None  # https, as `terms_url`
+    terms_url: str | None = None
+
+
+def list_links(listing: ListingMembers) -> dict[str, str]:
+    """The links of the provider that it has set, by member. Their form is checked, and nothing else: the pages behind them are untrusted."""
+    given = {"website": listing.website, "contact": listing.contact, "terms": listing.terms_url}
+    return {name: url for name, url in given.items() if url is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)

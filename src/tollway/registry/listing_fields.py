@@ -131,6 +131,9 @@ FIELDS = (
             "forward_signature": "ed25519; hmac-sha256 with a secret that is shown once; or none: forwarded calls are not signed."
         },
     ),
+    _field("contact", "contact", Kind.URL, {"contact": "mailto:… or https://…, public."}),
+    _field("website", "website", Kind.URL, {"website": "https://…, public."}),
+    _field("terms", "terms_url", Kind.URL, {"terms": "The https URL of your terms, public."}),
 )
 """In the order of the JSON of a listing: member, attribute, kind, options with their help."""
 
@@ -170,7 +173,7 @@ BY_DIFFERENCE = in_order(
 BY_PAGE = in_order(
     (
         *("endpoint", "openapiUrl", "name", "pricePerRequest", "currency", "operations"),
-        *("description", "tags"),
+        *("description", "tags", "website", "contact", "terms"),
         *("otherPaths", "chargeOn", "payTo", "networks"),
         *("methods", "timeoutSeconds", "forwardHeaders", "upstreamAuth", "forwardSignature"),
         *("signature", "rateLimit", "status"),

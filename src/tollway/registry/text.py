@@ -3,6 +3,7 @@
 They are control characters, bidirectional overrides and invisible characters. Accepted text is not changed.
 """
 
+import re
 import unicodedata
 
 _LINE_BREAKS = frozenset("\n\r\t")
@@ -70,3 +71,22 @@ def _is_refused(char: str, before: str) -> bool:
         or char in _HIDING
         or any(ord(char) in hiding for hiding in _HIDING_RANGES)
     )
+
+
+# ---- Links of operators and providers, which pages show.
+
+LINK_LENGTH_MAX = 256
+CONTACT_EXAMPLE = "mailto:help@example.com or https://example.com/contact"
+PAGE_EXAMPLE = "https://example.com/terms"
+_MAILTO = re.compile(r"mailto:[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
+_PAGE = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]+)?(/[A-Za-z0-9._~%/?&=+-]*)?")
+
+
+def is_page_url(text: str) -> bool:
+    """Whether it is an https URL in ASCII, without user, fragment and characters that mean something in HTML, Markdown or a terminal."""
+    return len(text) <= LINK_LENGTH_MAX and _PAGE.fullmatch(text) is not None
+
+
+def is_contact(text: str) -> bool:
+    """Whether it is such a URL, or `mailto:` and one address without headers of a mail."""
+    return is_page_url(text) or (len(text) <= LINK_LENGTH_MAX and _MAILTO.fullmatch(text) is not None)

@@ -22,6 +22,7 @@ from tollway.discovery.search_text import FILTERS, TAGS_NAMED_MAX
 from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import CatalogFacets, ListingPage, ListingQuery
+from tollway.registry.listing import list_links
 from tollway.registry.openapi import parse_yaml_object
 from tollway.registry.quality import day_of, summarise_days
 from tollway.registry.text import join_lines
@@ -179,6 +180,7 @@ class PageRoutes:
             description=description,
             folded=fold_text(description),
             tags=clean_tags(listing.tags),
+            provider_links=list_links(listing),
             host=host_of(listing),
             prices=find_prices(listing, view.operations),
             operations=shown,

@@ -37,7 +37,7 @@ CREATE TABLE alembic_version (
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0032_baseline');
+INSERT INTO alembic_version (version_num) VALUES ('0033_baseline');
 
 CREATE TABLE audit_entry (
   id BIGSERIAL NOT NULL,
@@ -163,6 +163,9 @@ CREATE TABLE listing (
   rate_per_s INTEGER,
   status VARCHAR(16) NOT NULL,
   forward_signature VARCHAR(16) NOT NULL,
+  contact TEXT,
+  website TEXT,
+  terms_url TEXT,
   created_ms BIGINT NOT NULL,
   updated_ms BIGINT NOT NULL,
   revision BIGINT NOT NULL,
@@ -340,7 +343,7 @@ CREATE TABLE schema_floor (
   CONSTRAINT ck_schema_floor_one_row CHECK (id = 1)
 );
 
-INSERT INTO schema_floor (id, revision) VALUES (1, '0032_baseline');
+INSERT INTO schema_floor (id, revision) VALUES (1, '0033_baseline');
 
 CREATE TABLE search_block (
   feature TEXT COLLATE "C" NOT NULL,
