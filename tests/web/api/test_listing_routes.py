@@ -68,6 +68,9 @@ async def test_create_answers_the_created_api(harness: Harness) -> None:
         "rateLimit": None,
         "status": "active",
         "forwardSignature": "ed25519",
+        "contact": None,
+        "website": None,
+        "terms": None,
         "pricing": {
             "mode": "fixed",
             "amount": "0.010",
