@@ -96,7 +96,9 @@ def error_of(answer: httpx.Response, name: str) -> str:
 
 def list_prices(answer: httpx.Response) -> list[tuple[str, str]]:
     """The rows of the table of operations: each call with the price of its own."""
-    row = r'name="operationCall" value="([^"]*)"><input name="operationPrice" value="([^"]*)"'
+    row = (
+        r'name="operationCall" value="([^"]*)"><input id="price-[0-9]+" name="operationPrice" value="([^"]*)"'
+    )
     return [(unescape(call), price) for call, price in re.findall(row, answer.text)]
 
 

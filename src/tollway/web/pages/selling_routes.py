@@ -67,7 +67,6 @@ from tollway.web.pages.renderer import HELD_SALES
 from tollway.web.pages.selling_views import (
     CHOICES_MAX,
     LISTINGS_MAX,
-    OPERATIONS_SHOWN_MAX,
     count_calls,
     name_networks,
     state_of,
@@ -80,6 +79,8 @@ SALES = "/my/sales"
 SALES_FILE = "/my/sales.csv"
 KEY_BYTES = 16
 LISTINGS_OFFSET_MAX = 10_000
+PRICE_ROWS_MAX = 15
+"""Operations in the table of the editor; a page has at most 20 kB."""
 METHODS_OFFERED = ("GET", "POST", "PUT", "PATCH", "DELETE")
 TRIAL_TEXT_MAX = 4_000
 """Characters of the response to a test call that its page shows."""
@@ -329,9 +330,9 @@ class ListingPages:
     def _form_records(self, form: ShownForm, stored: Listing | None) -> dict[str, object]:
         """`price_rows`: the operations of the version that was checked, else of the stored one, else those that the form was sent with."""
         source = stored if form.checked is None else form.checked.listing
-        known = () if source is None else list_operations(source)[:OPERATIONS_SHOWN_MAX]
+        known = () if source is None else list_operations(source)[:PRICE_ROWS_MAX]
         named = [(f"{one.method} {one.path}", one.summary) for one in known if not one.is_any]
-        sent = [(call, "") for call in form.calls[:OPERATIONS_SHOWN_MAX]]
+        sent = [(call, "") for call in form.calls[:PRICE_ROWS_MAX]]
         rows, rest = list_price_rows(form.values, dict([*sent, *named]).items())
         return {
             "form": form,
@@ -342,7 +343,7 @@ class ListingPages:
             "networks": name_networks(self._context.draft_rules, self._context.profiles),
             "name_network": partial(name_network, profiles=self._context.profiles),
             "sold": () if form.checked is None else list_operations(form.checked.listing),
-            "sold_max": OPERATIONS_SHOWN_MAX,
+            "sold_max": PRICE_ROWS_MAX,
         }
 
     def _list_currencies(self) -> tuple[str, ...]:

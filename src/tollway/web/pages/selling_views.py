@@ -36,7 +36,6 @@ SALES_ROWS_MAX = 10
 """Listings in the table of sales of one asset, those with the most charged."""
 CHOICES_MAX = 16
 """APIs that the filter of the sales offers, the newest. Others are chosen with `apiId` in the address."""
-OPERATIONS_SHOWN_MAX = 50
 CSV_COLUMNS = (
     *("start", "step", "apiId", "apiName", "network", "asset", "currency"),
     *("state", "calls", "amount", "units", "isComplete"),
