@@ -79,7 +79,7 @@ SALES = "/my/sales"
 SALES_FILE = "/my/sales.csv"
 KEY_BYTES = 16
 LISTINGS_OFFSET_MAX = 10_000
-PRICE_ROWS_MAX = 15
+PRICE_ROWS_MAX = 12
 """Operations in the table of the editor; a page has at most 20 kB."""
 METHODS_OFFERED = ("GET", "POST", "PUT", "PATCH", "DELETE")
 TRIAL_TEXT_MAX = 4_000
