@@ -228,7 +228,9 @@ def test_the_module_stays_small() -> None:
 
 def test_the_policy_of_a_page_is_the_same_with_the_wallet() -> None:
     with_wallet, without = (
-        PageRenderer(read_assets(left_out=left_out), public_url=PUBLIC_URL, test_money="all", now_ms=lambda: 0).headers()
+        PageRenderer(
+            read_assets(left_out=left_out), public_url=PUBLIC_URL, test_money="all", now_ms=lambda: 0
+        ).headers()
         for left_out in ((), (DEMO_MODULE,))
     )
     assert with_wallet == without

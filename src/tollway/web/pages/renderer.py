@@ -90,6 +90,7 @@ PUBLIC_SECTIONS = (
             Section(href="/my/apis", label="APIs"),
             Section(href="/my/sales", label="Sales"),
             Section(href=HELD_SALES, label="Held"),
+            Section(href="/my/webhooks", label="Webhooks"),
         ),
     ),
     Section(href="/status", label="Status"),
