@@ -23,6 +23,7 @@ LOCKS = tuple(
         "caller",
         "mcp",
         "gateway",
+        "demo",
         "redis",
         "quick",
         "dev",

@@ -158,7 +158,11 @@ def test_make_demo_speaks_before_each_thing_that_takes_time() -> None:
     """`make -n` names the commands of a checkout without anything installed."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        ["make", "-n", "demo", "VENV=.no-venv", "STAMPS=.no-stamps"], cwd=root, text=True, capture_output=True
+        ["make", "-n", "demo", "VENV=.no-venv", "STAMPS=.no-stamps"],
+        cwd=root,
+        text=True,
+        capture_output=True,
+        timeout=DEADLINE_S,
     )
     slow = re.compile(r"-m venv|-m pip|npm install|bin/tollway demo")
     commands = [line for line in done.stdout.splitlines() if re.search(r"echo|" + slow.pattern, line)]
