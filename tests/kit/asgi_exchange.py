@@ -14,11 +14,12 @@ HeaderPairs = Sequence[tuple[str, str]]
 
 
 class Exchange:
-    """One request and the response so far. `leave`: the client disconnects."""
+    """One request and the response so far. `leave`: the client disconnects. `is_body_asked`: the application asked for the body before it responded."""
 
     def __init__(self, scope: Scope, chunks: Iterable[bytes], *, is_open: bool) -> None:
         self.scope = scope
         self.sent: list[Message] = []
+        self.is_body_asked = False
         self._inbox: deque[Message] = deque()
         self._news = asyncio.Event()
         for chunk in chunks:
@@ -40,6 +41,7 @@ class Exchange:
         self._news.set()
 
     async def receive(self) -> Message:
+        self.is_body_asked |= not self.sent
         while not self._inbox:
             self._news.clear()
             await self._news.wait()
