@@ -115,7 +115,7 @@ class ListingRows:
 
     def _add(self, rows: dict[str, list[tuple[Any, ...]]], seq: int) -> None:
         one = listing(self._scale, seq)
-        values = {**listing_values(one), "seq": seq, "auth_sealed": None}
+        values = {**listing_values(one), "seq": seq, "auth_sealed": None, "forward_sealed": None}
         rows["listing"].append(tuple(values[name] for name in LISTING_COLUMNS))
         terms = {**terms_values(one.current_terms(since_ms=one.created_ms)), "listing_seq": seq, "version": 1}
         rows["listing_terms"].append(tuple(terms[name] for name in TERMS_COLUMNS))

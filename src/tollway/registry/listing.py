@@ -171,14 +171,13 @@ class Listing(ListingMembers):
     suspended_ms: int | None = None
     suspended_reason: str = ""
     forward_secret: bytes | None = field(default=None, repr=False)
+    is_secret_lost: bool = field(init=False)
+    """Whether a secret of this listing is stored and none of the gateway's keys decrypts it; then the listing must not be called."""
 
-    @property
-    def is_secret_lost(self) -> bool:
-        """Whether a secret of this listing is stored and none of the gateway's keys decrypts it; then the listing must not be called."""
-        auth = self.upstream_auth
-        return (auth is not None and auth.value is None) or (
-            self.has_shared_secret and self.forward_secret is None
-        )
+    def __post_init__(self) -> None:
+        is_auth_lost = self.upstream_auth is not None and self.upstream_auth.value is None
+        is_shared_lost = self.has_shared_secret and self.forward_secret is None
+        object.__setattr__(self, "is_secret_lost", is_auth_lost or is_shared_lost)
 
     @property
     def has_shared_secret(self) -> bool:

@@ -540,9 +540,8 @@ class Page(HTMLParser):
         self.wrong: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        is_drawn_by_us = tag == "svg" and (
-            dict(attrs).get("class") == "gate" or dict(attrs).get("role") == "img"
-        )
+        given = dict(attrs)
+        is_drawn_by_us = tag == "svg" and (given.get("role") == "img" or given.get("aria-hidden") == "true")
         if tag in ("img", "iframe", "svg", "object", "embed", "base", "style") and not is_drawn_by_us:
             self.wrong.append(tag)
         for name, value in attrs:

@@ -66,7 +66,7 @@ async def test_an_operator_suspends_and_restores_a_listing_and_blocks_a_wallet(
         await page.get_by_role("button", name="Restore Sample quotes").click()
         await expect(page.get_by_text("No listing is suspended.")).to_be_visible()
         await watched.goto("/wallets")
-        await page.get_by_label("Address").fill(WALLET)
+        await page.get_by_label("Address", exact=True).fill(WALLET)
         await page.get_by_role("button", name="Block").click()
         await expect(page.get_by_role("button", name="Unblock")).to_be_visible()
         await watched.check()

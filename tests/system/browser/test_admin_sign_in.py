@@ -133,7 +133,7 @@ async def test_a_wallet_of_the_operators_signs_in_by_keyboard(
         await expect(page.get_by_text(str(site.operator.address))).to_be_visible()
         await watched.check()
         await watched.goto("/wallets")
-        await page.get_by_label("Address").fill("0x" + f"{width:040x}")
+        await page.get_by_label("Address", exact=True).fill("0x" + f"{width:040x}")
         await page.get_by_role("button", name="Block", exact=True).click()
         await expect(page.get_by_role("button", name="Unblock").first).to_be_visible()
         await watched.goto("/audit-log")

@@ -113,7 +113,7 @@ async def test_forms_of_the_operator_work(browser: Browser, site: CornerSite) ->
         await page.get_by_role("button", name="Restore Sample quotes").click()
         await expect(page.get_by_role("button", name="Restore Sample quotes")).to_have_count(0)
         await watched.goto("/wallets")
-        await page.get_by_label("Address").fill(WALLET)
+        await page.get_by_label("Address", exact=True).fill(WALLET)
         await page.get_by_role("button", name="Block", exact=True).click()
         await page.get_by_role("button", name=re.compile(f"Unblock {WALLET}", re.I)).click()
         await expect(page.get_by_role("button", name=re.compile(f"Unblock {WALLET}", re.I))).to_have_count(0)

@@ -53,12 +53,12 @@ class Bound:
         )
 
 
-UNKNOWN = Bound(in_call=5, in_transactions=0, functions=70, modules=23, moves=66)
-UNPAID = Bound(in_call=9, in_transactions=0, functions=116, modules=39, moves=102)
-FREE = Bound(in_call=19, in_transactions=7, functions=305, modules=63, moves=325)
-CREDIT_PLAIN = Bound(in_call=18, in_transactions=7, functions=325, modules=62, moves=335)
-CREDIT_BOUND = Bound(in_call=21, in_transactions=8, functions=340, modules=62, moves=350)
-AUTHORIZED = Bound(in_call=48, in_transactions=37, functions=720, modules=108, moves=1_400)
+UNKNOWN = Bound(in_call=5, in_transactions=0, functions=72, modules=23, moves=90)
+UNPAID = Bound(in_call=9, in_transactions=0, functions=116, modules=39, moves=110)
+FREE = Bound(in_call=19, in_transactions=7, functions=310, modules=64, moves=370)
+CREDIT_PLAIN = Bound(in_call=18, in_transactions=7, functions=325, modules=62, moves=390)
+CREDIT_BOUND = Bound(in_call=21, in_transactions=8, functions=340, modules=63, moves=400)
+AUTHORIZED = Bound(in_call=48, in_transactions=37, functions=740, modules=110, moves=1_700)
 
 EARLY_LOOK = 5
 """Objects of one look for a receipt before the chain has mined it. The chain and the clock decide how often a call looks."""

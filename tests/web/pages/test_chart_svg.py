@@ -12,6 +12,7 @@ from tollway.web.pages.chart_svg import (
     BOTTOM,
     HEIGHT,
     HEIGHT_MIN,
+    TICK_GAP_MIN,
     TICK_LEFT_MAX,
     TICKS_MAX,
     TOP,
@@ -156,7 +157,7 @@ def test_dates_have_room_for_their_text(count: int, first_day: int, step_ms: int
     ]
     assert len(lefts) <= TICKS_MAX
     assert all(left <= TICK_LEFT_MAX for left in lefts)
-    assert all(later - earlier > 15 for earlier, later in itertools.pairwise(lefts))
+    assert all(later - earlier > TICK_GAP_MIN for earlier, later in itertools.pairwise(lefts))
 
 
 def test_each_step_says_its_values_that_are_not_0() -> None:

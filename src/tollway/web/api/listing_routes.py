@@ -154,7 +154,7 @@ class ListingRoutes:
         found = await self._context.catalog.list_own(own, limit=LIMIT_MAX, offset=0, only_suspended=True)
         query, page = ListingQuery(limit=LIMIT_MAX), ListingPage(found=found, total=len(found))
         content = page_json(self._context.encoder, page, query)
-        return json_response(content, headers={"Cache-Control": "no-store"})
+        return json_response(content)
 
     async def show_listing(self, request: Request) -> Response:
         listing_id = ListingId(request.path_params["apiId"])

@@ -20,7 +20,8 @@ VALUE_MAX = 1e300
 """Larger values are drawn as this one: the sum of a step stays a number."""
 TICKS_MAX = 5
 TICK_LEFT_MAX = 82.0
-"""Percent. With at most five ticks and none in the last part, no date reaches another one in a window of 360 px."""
+TICK_GAP_MIN = 15.0
+"""Percent. With at most five ticks, this far apart and none in the last part, no date reaches another one in a window of 360 px."""
 SPARK_WIDTH, SPARK_HEIGHT = 60, 16
 _NICE = (1, 2, 5, 10)
 _PLAIN_MIN, _PLAIN_MAX = 1e-3, 1e9
@@ -166,12 +167,12 @@ def _place_ticks(steps: Sequence[ChartStep]) -> list[ChartTick]:
             if (start + length - 1 - zero) // unit > (start - 1 - zero) // unit
         ]
         if unit >= length and len(found) <= TICKS_MAX:
-            lefts = [(round(100 * number / len(starts), 2), start) for number, start in found]
-            return [
-                ChartTick(left=left, label=format_tick(start, is_hour=unit < _DAY_MS))
-                for left, start in lefts
-                if left <= TICK_LEFT_MAX
-            ]
+            ticks: list[ChartTick] = []
+            for number, start in found:
+                left = round(100 * number / len(starts), 2)
+                if left <= TICK_LEFT_MAX and (not ticks or left - ticks[-1].left > TICK_GAP_MIN):
+                    ticks.append(ChartTick(left=left, label=format_tick(start, is_hour=unit < _DAY_MS)))
+            return ticks
     return []
 
 
