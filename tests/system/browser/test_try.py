@@ -43,6 +43,7 @@ async def test_a_call_is_paid_by_a_signature_from_a_wallet_on_the_wrong_chain(
         await page.get_by_label("symbol").fill("BTC")
         await page.get_by_role("button", name="Pay 0.01 USDC and call").click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+        await expect(stamp(page)).to_be_in_viewport(ratio=1)
         printed = await slip(page).inner_text()
         for words in (
             "0.01 USDC",

@@ -28,6 +28,12 @@ export class CallSlip {
     else this.updated.set(label, this.line(label, value));
   }
 
+  /** Adds a part at the end, and keeps it in view. @param {HTMLElement} part */
+  put(part) {
+    this.root.append(part);
+    part.scrollIntoView({ block: "nearest" });
+  }
+
   /**
    * A line with a label. The returned function replaces its value.
    * @param {string} label
@@ -51,7 +57,7 @@ export class CallSlip {
     const line = document.createElement("p");
     line.className = "ticket-line";
     line.append(name, content);
-    this.root.append(line);
+    this.put(line);
     return (/** @type {string} */ text) => {
       content.textContent = text;
     };
@@ -66,7 +72,7 @@ export class CallSlip {
     const note = document.createElement("p");
     note.className = isBad ? "ticket-note bad" : "ticket-note";
     note.append(...splitCode(text));
-    this.root.append(note);
+    this.put(note);
     return (/** @type {string} */ changed) => note.replaceChildren(...splitCode(changed));
   }
 
@@ -80,7 +86,7 @@ export class CallSlip {
     this.note(text);
     const row = document.createElement("p");
     row.className = "ticket-choices";
-    this.root.append(row);
+    this.put(row);
     return new Promise((resolve) => {
       labels.forEach((label, position) => {
         const button = document.createElement("button");
@@ -108,7 +114,7 @@ export class CallSlip {
     const place = document.createElement("p");
     place.className = "stamp-place";
     place.append(stamp);
-    this.root.append(place);
+    this.put(place);
     document.querySelector(".brand .gate")?.classList.toggle("open", state === "charged" || state === "free");
   }
 }
