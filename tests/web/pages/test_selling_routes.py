@@ -756,6 +756,7 @@ async def test_sales_add_up_to_the_books_to_the_unit(harness: SignedInHarness, s
     books = add_books(MIXED)
     assert {key: units for key, units in sums.items() if units} == books
     words = PageReader(answer.text).words
+    assert "5 Jan, 00:00 – 15 Jan, " in words  # with its day, although it is today
     for state in ("charged", "released", "held", "reorged"):
         total = sum(units for (_, one), units in books.items() if one == state)
         assert f"{state} {USDC.format_units(total)}" in words
