@@ -115,6 +115,8 @@ def test_a_challenge_with_a_dialog_or_a_payment_is_refused() -> None:
 
 
 CACHE_RULES = [
+    (b"\n", b"private, no-store"),
+    (b"max-age=1,\n", b"private, no-store"),
     (b"max-age=60", b"private, max-age=60"),
     (b"public, max-age=60", b"private, max-age=60"),
     (b"PUBLIC,S-MaxAge=600 , max-age=60", b"private, max-age=60"),

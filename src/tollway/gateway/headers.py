@@ -284,13 +284,13 @@ _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _SCHEME = re.compile(rb"[ \t]*[A-Za-z][A-Za-z0-9+.-]*:")
 _TOKEN_TEXT = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
-_LINK = re.compile(rb"[ \t]*+(?:<(?P<target>[^<>]*+)>|,|$)")
+_LINK = re.compile(rb"[ \t]*+(?:<(?P<target>[^<>]*+)>|,|\Z)")
 _LINK_PARAMETER = re.compile(
     rb"[ \t]*+;[ \t]*+(?:"
     rb'[Aa][Nn][Cc][Hh][Oo][Rr][ \t]*+=[ \t]*+"(?P<anchor>(?:[^"\\]|\\.)*+)"'
     rb"|" + _TOKEN_TEXT + rb'(?:[ \t]*+=[ \t]*+(?:"(?:[^"\\]|\\.)*+"|' + _TOKEN_TEXT + rb"))?)?"
 )
-_LIST_END = re.compile(rb"[ \t]*+(?:,|$)")
+_LIST_END = re.compile(rb"[ \t]*+(?:,|\Z)")
 _QUOTED_PAIR = re.compile(rb"\\(.)")
 _QUOTED = re.compile(rb"[\"\\]")
 

@@ -372,7 +372,7 @@ def find_dropped(name: str) -> DroppedHeaders | None:
 
 
 _DIRECTIVE = re.compile(
-    rb"[ \t]*(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+)(?P<argument>=(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+|\"(?:[^\"\\]|\\.)*\"))?[ \t]*(?:,|$)|[ \t]*(?:,|$)"
+    rb"[ \t]*(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+)(?P<argument>=(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+|\"(?:[^\"\\]|\\.)*\"))?[ \t]*(?:,|\Z)|[ \t]*(?:,|\Z)"
 )
 _FOR_SHARED_CACHES = frozenset({b"public", b"s-maxage", b"must-understand"})
 """Directives that let a shared cache store (RFC 9111 §5.2.2). `must-understand` is one: with it a cache ignores `no-store`."""
