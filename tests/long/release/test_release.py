@@ -130,9 +130,9 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
     )
     python = folder / "venv" / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    lock = str(ROOT / "requirements" / "gateway.txt")
+    locks = [str(ROOT / "requirements" / f"{name}.txt") for name in ("gateway", "demo")]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    for words in (["--require-hashes", "-r", lock], ["--no-deps", str(wheel)]):
+    for words in (*(["--require-hashes", "-r", lock] for lock in locks), ["--no-deps", str(wheel)]):
         subprocess.run([*pip, *words], env=env, check=True, timeout=DEADLINE_S)
     subprocess.run([str(python), "-m", "pip", "check"], env=env, check=True, timeout=DEADLINE_S)
     yield Installed(python=python, home=home)

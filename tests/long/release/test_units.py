@@ -103,7 +103,7 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdMachine]
         timeout=READY_DEADLINE_S,
     )
     version, machine = json.loads(told.stdout)
-    write_context(root / "srv", python=BasePython(version=version, machine=machine), wheel=wheel)
+    write_context(root / "srv", python=BasePython(version=version, machine=machine), wheel=wheel, extras=())
     booted = SystemdMachine(root=root, log=folder / "boot.log")
     try:
         yield booted
