@@ -81,7 +81,7 @@ NAMED_ELSEWHERE = {
 EXTRA_PACKAGES = {
     "mcp": ("mcp",),
     "gateway": ("granian", "sqlalchemy"),
-    "demo": ("granian", "sqlalchemy"),
+    "demo": ("granian", "sqlalchemy", "segno"),
 }
 """The extras of the distribution -> the packages whose absence shows that one is not installed. The commands that need an extra start with its name."""
 
