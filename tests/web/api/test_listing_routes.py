@@ -563,6 +563,27 @@ async def test_the_secret_of_forwarded_calls_is_shown_once_and_stays(harness: Ha
     assert (await harness.stored(created["id"])).forward_secret is None
 
 
+async def test_a_secret_of_forwarded_calls_that_does_not_open_stays_until_another_is_chosen(
+    harness: Harness,
+) -> None:
+    shared = {"forwardSignature": "hmac-sha256"}
+    path = f"{APIS}/{(await harness.publish(**shared))['id']}"
+    listing_id = path.rpartition("/")[2]
+    stored = await harness.stored(listing_id)
+    other = open_catalog(harness.stores.database, now_ms=lambda: 0, key=b"\x08" * 32)
+    assert isinstance(await other.revise(stored, expected_revision=1), Revised)
+    harness.stores.catalog.clear_cache()
+    assert (await harness.stored(listing_id)).is_secret_lost
+    renamed = (await harness.send("PUT", path, {**BODY, **shared, "name": "Renamed"})).json()
+    assert "forwardSecret" not in renamed
+    kept = await other.find(ListingId(listing_id))
+    assert kept is not None
+    assert (kept.listing.name, kept.listing.forward_secret) == ("Renamed", stored.forward_secret)
+    await harness.send("PUT", path, BODY)
+    assert "forwardSecret" in (await harness.send("PUT", path, {**BODY, **shared})).json()
+    assert not (await harness.stored(listing_id)).is_secret_lost
+
+
 async def test_a_dry_run_makes_no_secret(harness: Harness) -> None:
     answer = await harness.send("POST", f"{APIS}?dryRun=true", {**BODY, "forwardSignature": "hmac-sha256"})
     assert (answer.status_code, "forwardSecret" in answer.json()) == (200, False)

@@ -302,11 +302,12 @@ class ListingEdits:
         return replace(written, new_secret=listing.forward_secret) if is_new else written
 
     def _with_secret(self, listing: Listing, previous: Listing | None) -> Listing:
-        """The listing with the secret of its forwarded calls: the one that it has, or a new one. None where it shares none."""
+        """The listing with the secret of its forwarded calls: a new one where the write chooses it, else the stored one, also while no key decrypts it."""
         if not listing.has_shared_secret:
             return listing
-        known = None if previous is None else previous.forward_secret
-        return replace(listing, forward_secret=known or self._context.entropy(FORWARD_SECRET_BYTES))
+        if previous is not None and previous.has_shared_secret:
+            return replace(listing, forward_secret=previous.forward_secret)
+        return replace(listing, forward_secret=self._context.entropy(FORWARD_SECRET_BYTES))
 
     async def _read_heads(self, listing: Listing, previous: Listing | None) -> HeadTimes:
         """The heads of the networks on which the write begins a `payTo`. Read before the write, so that every later block counts."""

@@ -149,7 +149,7 @@ class ListingRoutes:
         return json_response(page_json(self._context.encoder, page, query), headers={"Link": link})
 
     async def _list_suspended(self, request: Request) -> Response:
-        """The listings of the wallet that proves itself which the operator has suspended: a search leaves them out, and nobody else reads them."""
+        """The listings of this wallet that the operator has suspended. A search leaves them out, and no other wallet reads them."""
         own = (await self._context.authenticate(request)).address
         found = await self._context.catalog.list_own(own, limit=LIMIT_MAX, offset=0, only_suspended=True)
         query, page = ListingQuery(limit=LIMIT_MAX), ListingPage(found=found, total=len(found))
