@@ -101,12 +101,13 @@ def compute_cost(formulas: Sequence[Metering], measured: Measured, *, max_units:
 
 def _sum_units(formula: Metering, quantities: Quantities, *, decimals: int) -> int:
     """The sum, rounded up once. Integers only: all parts over one denominator. No quantities: the base."""
-    denominator = lcm(*(part.per for part in formula.parts))
+    denominator: int = lcm(*(part.per for part in formula.parts))
     atto = formula.base.nano * _ATTO_PER_NANO * denominator
     for part, quantity in zip(formula.parts, quantities, strict=bool(quantities)):
         atto += part.unit_price_atto * quantity * (denominator // part.per)
     divisor: int = denominator * 10 ** (UNIT_PRICE_DECIMALS - min(decimals, LEDGER_DECIMALS_MAX))
-    return -(-atto // divisor)
+    units: int = -(-atto // divisor)
+    return units
 
 
 # ---- The JSON form: of a listing, and of the ledger.
