@@ -74,6 +74,7 @@ from tollway.money import Asset, Price
 from tollway.payments.proof import BOUND_REQUIRED, PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
 from tollway.payments.settlement import Undecided
 from tollway.registry.listing import CatalogEntry, ChargeOn, Listing
+from tollway.registry.metering import Metering, write_formulas
 
 CALL_IDS_MAX = 10
 
@@ -158,13 +159,15 @@ class Verified(Protocol):
 class CallPayment(ABC):
     """The payment of one call, from the proof to the captured price. Each step fills in more attributes.
 
-    Set by `identify`: `payer`. Set by `verify`: `asset` (None: a free call), `price`, `units` (of the ledger), `currency`, `charge_on`. Set by `claim`:
+    Set by `identify`: `payer`. Set by `verify`: `asset` (None: a free call), `price`, `units` (of the ledger), `currency`, `charge_on`, `formulas` (of a metered call, whose
+    maximum are `price` and `units`). `actual_units`: the price of a metered call where it is known. Set by `claim`:
     `call_id` and `claimed`. Set by the pipeline: `is_verified`; by the proxy: `upstream_status`. `transaction`: the transaction that moved the money. `key`: the idempotency key of the request. `verified`
     and `fields`: cached results of an earlier call of the same request (`gateway.decisions`), set before `check`.
     """
 
     __slots__ = (
         "active",
+        "actual_units",
         "asset",
         "body",
         "call_id",
@@ -172,6 +175,7 @@ class CallPayment(ABC):
         "claimed",
         "currency",
         "fields",
+        "formulas",
         "is_verified",
         "key",
         "ledger",
@@ -209,6 +213,8 @@ class CallPayment(ABC):
         self.currency: str = route.operation_prices[0].terms.currency
         self.charge_on: ChargeOn = route.operation_prices[0].terms.charge_on
         self.units = 0
+        self.formulas: tuple[Metering, ...] = ()
+        self.actual_units: int | None = None
         self.transaction: TxHash | None = None
         self.call_id: CallId | None = None
         self.claimed: Claimed | None = None
@@ -337,6 +343,7 @@ def build_claim(
         authorization=authorization,
         cover=cover,
         client_network=client_network,
+        metering=write_formulas(call.formulas) if call.formulas else None,
     )
 
 

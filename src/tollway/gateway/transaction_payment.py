@@ -463,7 +463,7 @@ class TransactionPayment(CallPayment):
         asset = spendable.asset
         self.asset, self.currency, self.payer = asset, asset.symbol, spendable.payment.payer
         self.price, self.units = lowest.price, lowest.price.units_in(asset)
-        self.charge_on = lowest.terms.charge_on
+        self.charge_on, self.formulas = lowest.terms.charge_on, lowest.formulas
 
     def _grant(self, call_id: CallId, claimed: Claimed, candidate: _Candidate) -> None:
         self.call_id, self.claimed = call_id, claimed
@@ -543,7 +543,11 @@ def _is_below_price(candidate: _Candidate) -> bool:
 
 
 def _is_same_price(one: OperationPrice, other: OperationPrice) -> bool:
-    return (one.price, one.terms.charge_on) == (other.price, other.terms.charge_on)
+    return (one.price, one.formulas, one.terms.charge_on) == (
+        other.price,
+        other.formulas,
+        other.terms.charge_on,
+    )
 
 
 def _rank_refusal(outcome: ClaimOutcome) -> tuple[int, bool, int]:

@@ -38,6 +38,7 @@ from tollway.ledger.records import (
     RepeatsOpenCall,
     SettledTransfer,
     SettlementAttempt,
+    Usage,
 )
 from tollway.per_call_record import per_call_record
 
@@ -221,6 +222,7 @@ class Claim:
     `decimals`: of the asset, as its contract counts.
     `authorization`: pays this call instead of a payment, with its `cover`. Its amount is exactly `price_units`.
     `client_network`: a keyed hash of the network of the request.
+    `metering`: the formulas of a metered call (`registry.metering.write_formulas`), whose maximum is `price`.
     `is_separate_call`: opens a new call although the same request has an open one, because that call could not be reopened.
     """
 
@@ -252,6 +254,7 @@ class Claim:
     cover: Cover | None = None
     client_network: bytes | None = None
     is_separate_call: bool = False
+    metering: str | None = None
 
 
 @per_call_record
@@ -340,7 +343,8 @@ ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered | KeyTaken | 
 @per_call_record
 class Finish:
     """The end of a response body. Written lazily: a crash may lose it, unless the response was cut. `is_cut`: the upstream cut the
-    response, so the same request may be repeated until one more response has begun."""
+    response, so the same request may be repeated until one more response has begun. `usage`: of a metered call; then the write is tried again until it
+    succeeds, or until recovery has ended the call with its base."""
 
     call_id: CallId
     epoch: int
@@ -349,6 +353,7 @@ class Finish:
     response_bytes: int
     completed_ms: int
     is_cut: bool = False
+    usage: Usage | None = None
 
 
 @per_call_record
@@ -356,7 +361,7 @@ class Close:
     """The move out of `forwarding`: to `consumed`, `released` or `unknown`; with `Ledger.settle` to `settling`.
 
     `consumed` without an upstream status: the repeat of a consumed call was not sent completely, and the results of its first run stay
-    written. `finish`: given where the whole body arrived before the close; one write has both. `provider`, `payer`: of the call, for the events of
+    written. `finish`: given where the whole body arrived before the close; one write has both. `is_metered`: the end of the body decides the price of the call. `provider`, `payer`: of the call, for the events of
     webhooks.
     """
 
@@ -369,6 +374,7 @@ class Close:
     upstream_latency_ms: int | None
     error: str | None
     finish: Finish | None = None
+    is_metered: bool = False
     provider: Address | None = None
     payer: Address | None = None
 

@@ -79,6 +79,15 @@ class Rail(StrEnum):
 AUTHORIZED_RAILS = frozenset({Rail.X402, Rail.MPP})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The measured end of a metered call: its price in ledger units, at most the maximum of its claim, and the quantities behind it
+    (`registry.metering.write_measured`)."""
+
+    actual_units: int
+    quantities: str
+
+
 class Delivery(StrEnum):
     COMPLETE = "complete"
     PARTIAL = "partial"

@@ -18,14 +18,19 @@ from tollway.ids import Address, ChainId, Network
 from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price
 from tollway.registry.listing import SETTLEMENT_MARGIN_S, ChargeOn, Terms, payable_assets
+from tollway.registry.metering import FORMULAS_MAX, Metering
 
 REQUIREMENTS_KEPT = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationPrice:
+    """The price of an operation in one version of the terms. `formulas`: of a metered price, whose maximum is `price`: the formula of this version; in
+    a result of `find_lowest_price` those of all versions that count."""
+
     terms: Terms
     price: Price
+    formulas: tuple[Metering, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,8 @@ def find_lowest_price(
     limits: Limits,
     first_call_block_s: int | None,
 ) -> OperationPrice | None:
-    """The lowest paid price in `asset`'s currency that was in force on its network within the last ten minutes, with its version.
+    """The lowest paid price in `asset`'s currency that was in force on its network within the last ten minutes, with its version. A metered call takes
+    the least that a formula of these versions gives, of the four newest that differ; a fixed price among them bounds it as their maximum does.
 
     `first_call_block_s`: for the first call of a payment, the time of the payment's block; this call costs the lowest price since
     ten minutes before that block. None for a later call. Returns None when no version in that time has a price in this currency.
@@ -62,7 +68,9 @@ def find_lowest_price(
     ]
     if not counting:
         return None
-    return min(counting, key=lambda operation_price: operation_price.price.nano)
+    lowest = min(counting, key=lambda operation_price: operation_price.price.nano)
+    formulas = dict.fromkeys(formula for operation_price in counting for formula in operation_price.formulas)
+    return replace(lowest, formulas=tuple(formulas)[:FORMULAS_MAX]) if formulas else lowest
 
 
 def _sets_price_on(terms: Terms, chain_id: ChainId) -> bool:

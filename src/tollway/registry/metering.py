@@ -25,7 +25,7 @@ FORMULAS_MAX = 4
 
 _FORMULAS_KEPT = 1_000
 _ATTO_PER_NANO = 10**9
-_ATTO = 10**UNIT_PRICE_DECIMALS
+_ATTO: int = 10**UNIT_PRICE_DECIMALS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
