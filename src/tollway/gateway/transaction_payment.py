@@ -75,6 +75,7 @@ from tollway.payments.transaction_verifier import (
     recover_wallets,
 )
 from tollway.registry.listing import CatalogEntry, Listing
+from tollway.registry.metering import read_formulas
 
 _Candidate = tuple[SpendablePayment, OperationPrice, bool]
 """A payment that the proof may spend, the price of the call in its asset, and whether that price is only for the first call of the payment."""
@@ -526,6 +527,8 @@ class TransactionPayment(CallPayment):
             return False
         self._choose(candidate)
         self.price, self.units = Price.parse(open_call.price), open_call.price_units
+        self.formulas = () if open_call.metering is None else read_formulas(open_call.metering)
+        self.actual_units = open_call.actual_units
         self._grant(open_call.call_id, outcome, candidate)
         return True
 

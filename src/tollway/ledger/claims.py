@@ -329,6 +329,7 @@ class PlainCase:
 CLAIM_GUARDS: Mapping[str, Callable[[Claim, Collection[str]], bool]] = MappingProxyType(
     {
         "no authorisation": lambda claim, limited: claim.authorization is None,
+        "no metered price": lambda claim, limited: claim.metering is None,
         "no idempotency key": lambda claim, limited: claim.idempotency_key is None,
         "no first price": lambda claim, limited: not claim.is_first_price,
         "no maximum of unfinal value": lambda claim, limited: claim.currency not in limited,
@@ -379,6 +380,7 @@ TEXT_LENGTH_MAX = {
     "currency": 32,
     "asset": 42,
     "idempotency_key": None,
+    "metering": None,
     "request_id": 128,
 }
 """The maximum of characters per text member of a claim, equal to the columns of `call`. None: no maximum."""

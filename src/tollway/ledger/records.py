@@ -18,7 +18,7 @@ An idempotency key of a wallet names one call at every gateway. Without a key, a
 digest. The gateway package decides which request may read such a call.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -200,6 +200,21 @@ class CallRecord:
     held_until_ms: int | None = None
     """The time from which the clock releases the price of an unknown call; None for another call, and where only its provider, the chain or a
     repeat can decide it."""
+    actual_units: int | None = None
+    quantities: str | None = None
+    metering: str | None = None
+    """Of a metered call its price, once that is known, the quantities behind it, and its formulas; `price` and `price_units` are then its maximum.
+    `quantities` is empty until the price is known. None at a fixed price."""
+
+    @property
+    def due_units(self) -> int:
+        """What the call takes: its actual price; its maximum where that is not known."""
+        return self.price_units if self.actual_units is None else self.actual_units
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """The call is charged and its response has not ended, so its maximum is held."""
+        return self.state is CallState.CONSUMED and self.quantities == ""
 
 
 class Interruption(StrEnum):
@@ -353,8 +368,19 @@ class CallDebits:
     parts: Parts
 
 
+def trim_parts(parts: Parts, due_units: int, *, newest_first: Sequence[int]) -> Parts:
+    """The parts of a call that takes no more than `due_units`. The rest goes back to the payments in that order; the payment of the proof is its last."""
+    left = dict(parts)
+    excess_units = sum(left.values()) - due_units
+    for payment_id in newest_first:
+        returned_units = min(max(excess_units, 0), left.get(payment_id, 0))
+        excess_units -= returned_units
+        left[payment_id] = left.get(payment_id, 0) - returned_units
+    return {payment_id: units for payment_id, units in left.items() if units}
+
+
 def debits_after(after: CallState, *, parts: Parts, price_units: int, gone: Collection[int]) -> CallDebits:
-    """The state and the parts of a call that moves to `after`. `gone`: the payments that have left the chain.
+    """The state and the parts of a call that moves to `after`. `price_units`: what it owes. `gone`: the payments that have left the chain.
 
     A charged call that a gone payment paid becomes `reorged` at once. A call without an outcome keeps its parts.
     """
@@ -445,7 +471,8 @@ class KeyedCall:
 
     `payment_id`: the payment of its proof; `authorization`: the authorisation that pays it instead. `has_stored_response`: the response
     is stored. `is_lost`: consumed, but the upstream cut the response, and no repeat has delivered it. `is_delivered`: the delivery of
-    the response is recorded; before that a task may still be reading it. `moved_ms`: the time of its last move.
+    the response is recorded; before that a task may still be reading it. `moved_ms`: the time of its last move. `metering`, `actual_units`: as of a
+    `CallRecord`.
     """
 
     call_id: CallId
@@ -457,6 +484,8 @@ class KeyedCall:
     price_units: int
     payment_id: int | None
     moved_ms: int
+    metering: str | None = None
+    actual_units: int | None = None
     authorization: AuthorizationKey | None = None
     has_stored_response: bool = False
     is_lost: bool = False
@@ -479,7 +508,8 @@ class RequestName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """A call that holds a price without an outcome. Its price is the price of its claim, not the current price."""
+    """A call that holds a price without an outcome. Its price is the price of its claim, not the current price. `metering`, `actual_units`: as of a
+    `CallRecord`."""
 
     call_id: CallId
     state: CallState
@@ -487,6 +517,8 @@ class OpenCall:
     attempts: int
     price: str
     price_units: int
+    metering: str | None = None
+    actual_units: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ class CallTerms(NamedTuple):
     asset: str | None
     decimals: int
     pay_to: Address | None
+    metering: str | None = None
 
 
 class TermsReference(NamedTuple):
@@ -76,11 +77,14 @@ def terms_of(claim: Claim) -> CallTerms:
         claim.asset,
         claim.decimals,
         claim.pay_to,
+        claim.metering,
     )
 
 
 def reference_of(terms: CallTerms) -> TermsReference:
-    content = [*terms[:-1], None if terms.pay_to is None else terms.pay_to.hex()]
+    content = [*terms[:-2], None if terms.pay_to is None else terms.pay_to.hex()]
+    if terms.metering is not None:
+        content.append(terms.metering)
     return TermsReference(terms_id=_key(dumps(content)), listing_key=listing_key(terms.listing_id))
 
 

@@ -332,7 +332,8 @@ WHERE c.provider = known.provider AND c.created_ms >= :from_ms AND c.created_ms 
 _CALLS_POSTGRES = text(
     f"""{_KNOWN} SELECT {_COLUMNS}
 FROM known CROSS JOIN LATERAL (
-  SELECT own.provider, own.created_ms, own.terms_id, own.state, own.price_units FROM call own
+  SELECT own.provider, own.created_ms, own.terms_id, own.state, own.price_units, own.actual_units,
+    own.quantities FROM call own
   WHERE own.provider = known.provider AND own.created_ms >= :from_ms AND own.created_ms < :to_ms OFFSET 0) c
 JOIN call_terms t ON t.id = c.terms_id {_GROUPED}"""  # noqa: S608 - names of ours
 )

@@ -148,7 +148,7 @@ def _pay_call(locked_rows: LockedRows, call: LockedCall, from_ids: list[int], *,
 
 
 def _missing_units(call: LockedCall) -> int:
-    return call.price_units - sum(call.parts.values())
+    return call.due_units - sum(call.parts.values())
 
 
 def _is_credit(payment: Payment) -> bool:

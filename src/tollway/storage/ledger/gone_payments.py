@@ -140,7 +140,7 @@ def _remove_part(locked_rows: LockedRows, call: LockedCall, payment_id: int, *, 
     if payment_id not in call.parts:
         return
     holding = debits_after(
-        CallState.CONSUMED, parts=call.parts, price_units=call.price_units, gone={payment_id}
+        CallState.CONSUMED, parts=call.parts, price_units=call.due_units, gone={payment_id}
     )
     locked_rows.set_parts(call, holding.parts)
     if holding.state is not call.state:

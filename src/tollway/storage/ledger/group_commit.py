@@ -45,6 +45,7 @@ from tollway.storage.ledger.ledger_batch import (
     close_unsent,
     ended_key,
     find_commit_kind,
+    is_measure,
     opened_key,
 )
 from tollway.storage.ledger.ledger_tables import owner_table
@@ -598,10 +599,10 @@ class GroupCommit:
     ) -> None:
         """`is_alone`: the database takes writes, but not this entry. Settlement recovery submits a failed conclude again."""
         entry = waiting.entry
-        # There are three cases. The end of a call, or a cut, is kept until it is written. A conclude of settlement recovery fails, and
+        # There are three cases. The end of a call, a cut, or a usage is kept until it is written. A conclude of settlement recovery fails, and
         # recovery submits it again. Every other entry fails; a claim or a reopen that may be committed is in doubt: nothing was sent
         # upstream for it, so its call can return to the state before.
-        if isinstance(entry, Close | Drop) or _has_response(entry) or waiting.is_cut:
+        if isinstance(entry, Close | Drop) or _has_response(entry) or waiting.is_cut or is_measure(entry):
             waiting.is_in_doubt = waiting.is_in_doubt or is_in_doubt
             self._postpone(waiting, failure, is_alone=is_alone)
             return
@@ -678,6 +679,9 @@ def _leaves_open(entry: Entry, outcome: Outcome) -> bool:
     """True when a task of this gateway still has to end the call."""
     if isinstance(entry, Settle):
         return isinstance(outcome, Closed | NonceUnavailable)
+    if isinstance(entry, Close) and entry.is_metered:
+        has_usage = entry.finish is not None and entry.finish.usage is not None
+        return isinstance(outcome, Closed) and entry.after is CallState.CONSUMED and not has_usage
     return isinstance(outcome, _GRANTS)
 
 

@@ -56,6 +56,7 @@ from tollway.ledger.history import (
 from tollway.ledger.ledger import AuditReport, HeldMoney
 from tollway.ledger.records import AUTHORIZED_RAILS, TAKING, UNDECIDED, CallRecord, CallState, Payment
 from tollway.limits import Limits
+from tollway.registry.metering import compute_cost, read_formulas, read_measured
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.statements import hint_index
 from tollway.storage.ledger.call_terms import listing_key
@@ -64,10 +65,12 @@ from tollway.storage.ledger.ledger_tables import (
     FAILED,
     REPEATABLE,
     UNKNOWN,
+    UNMEASURED,
     account_debt_table,
     call_table,
     call_terms_table,
     call_total_table,
+    due_units,
     parse_call,
     parse_payment,
     payment_table,
@@ -387,20 +390,34 @@ def spending_calls(connection: Connection, payment_id: int, *, limit: int) -> tu
 
 def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dict[int, int]:
     """The units of each payment that forwarding calls and calls of unknown outcome hold."""
+    is_open = f"state IN ('{CallState.FORWARDING.value}', '{CallState.UNKNOWN.value}')"
+    # The literal predicate of the index.
+    return _sum_held(connection, payment_ids, is_open, f"{is_open} AND ({REPEATABLE})", "ix_call_repeatable")
+
+
+def find_returnable_units(connection: Connection, payment_ids: Collection[int]) -> dict[int, int]:
+    """The units of each payment that may come back: those of `find_held_units`, and those of charged metered calls without a price."""
+    found = find_held_units(connection, payment_ids)
+    unmeasured = _sum_held(connection, payment_ids, UNMEASURED, UNMEASURED, "ix_call_unmeasured")
+    for payment_id, units in unmeasured.items():
+        found[payment_id] = found.get(payment_id, 0) + units
+    return found
+
+
+def _sum_held(
+    connection: Connection, payment_ids: Collection[int], which: str, which_indexed: str, index: str
+) -> dict[int, int]:
+    """What some calls hold of each payment. `which_indexed`: the condition `which` with the literal predicate of the index."""
     if not payment_ids:
         return {}
-    calls, topups = call_table.c, topup_table.c
-    is_open = calls.state.in_([CallState.FORWARDING.value, CallState.UNKNOWN.value])
+    calls, topups = hint_index(call_table, index).c, topup_table.c
     of_proof = select(calls.payment_id, calls.taken_units.label("units")).where(
-        calls.payment_id.in_(payment_ids),
-        is_open,
-        # The literal predicate of the index.
-        text(f"({REPEATABLE})"),
+        calls.payment_id.in_(payment_ids), text(which_indexed)
     )
     of_topups = (
         select(topups.payment_id, topups.units)
-        .join(call_table, calls.id == topups.call_id)
-        .where(topups.payment_id.in_(payment_ids), is_open)
+        .join(call_table, call_table.c.id == topups.call_id)
+        .where(topups.payment_id.in_(payment_ids), text(which))
     )
     held: dict[int, int] = {}
     for payment_id, units in connection.execute(union_all(of_proof, of_topups)):
@@ -410,19 +427,18 @@ def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dic
 
 def _unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
     """Sorted in memory: an ORDER BY would read all calls of the payment."""
-    calls, topups = call_table.c, topup_table.c
-    is_unknown = calls.state == CallState.UNKNOWN.value
-    of_proof = select(calls.created_ms, calls.id).where(
-        calls.payment_id == payment_id,
-        calls.taken_units > 0,
-        is_unknown,
+    own, calls, topups = hint_index(call_table, "ix_call_repeatable").c, call_table.c, topup_table.c
+    of_proof = select(own.created_ms, own.id).where(
+        own.payment_id == payment_id,
+        own.taken_units > 0,
+        own.state == CallState.UNKNOWN.value,
         # The literal predicate of the index.
         text(f"({REPEATABLE})"),
     )
     of_topups = (
         select(calls.created_ms, calls.id)
         .join(topup_table, calls.id == topups.call_id)
-        .where(topups.payment_id == payment_id, is_unknown)
+        .where(topups.payment_id == payment_id, calls.state == CallState.UNKNOWN.value)
     )
     found = {tuple(row) for query in (of_proof, of_topups) for row in connection.execute(query.limit(limit))}
     return tuple(CallId(call_id) for _, call_id in sorted(found, reverse=True)[:limit])
@@ -445,6 +461,7 @@ def _newest(
 
 
 LINES_MAX = 1_000
+ROWS_AT_ONCE = 5_000
 
 
 def audit(connection: Connection) -> AuditReport:
@@ -454,7 +471,12 @@ def audit(connection: Connection) -> AuditReport:
     return AuditReport(
         payments=_count_rows(connection, payment_table.c.id),
         calls=_count_rows(connection, call_table.c.id),
-        wrong=(*_wrong_payments(connection), *_wrong_calls(connection), *_wrong_debts(connection)),
+        wrong=(
+            *_wrong_payments(connection),
+            *_wrong_calls(connection),
+            *_wrong_actuals(connection),
+            *_wrong_debts(connection),
+        ),
         held_calls=tuple(CallId(one.id) for one in held_calls),
         held_payments=tuple(one.id for one in held_payments),
         held=(*held_calls, *held_payments),
@@ -498,7 +520,7 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
     of_topups = _sums(topup_table.c.call_id, topup_table.c.units).subquery("of_topups")
     columns = call_table.c
     held = _split(columns.taken_units).plus(_halves_of(of_topups))
-    price, nothing = _split(columns.price_units), _Halves(literal(0), literal(0))
+    price, nothing = _split(due_units()), _Halves(literal(0), literal(0))
     is_taking = columns.state.in_([state.value for state in TAKING])
     is_authorized = columns.rail.in_([rail.value for rail in AUTHORIZED_RAILS])
     is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
@@ -510,7 +532,7 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
         else_=and_(~held.is_below(nothing), held.is_below(price)),
     )
     query = (
-        select(columns.id, columns.state, columns.price_units, *held.columns)
+        select(columns.id, columns.state, due_units().label("due_units"), *held.columns)
         .select_from(call_table.outerjoin(of_topups, of_topups.c.key == columns.id))
         .where(or_(columns.payment_id.is_not(None), is_authorized), is_right == literal(False))
         .order_by(columns.id)
@@ -518,13 +540,41 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
     )
     for row in connection.execute(query):
         held_units = _join_halves(row.high, row.low)
-        yield f"call {row.id} is {row.state} at {row.price_units} and holds {held_units}"
+        yield f"call {row.id} is {row.state} at {row.due_units} and holds {held_units}"
+
+
+def _wrong_actuals(connection: Connection) -> Iterator[str]:
+    """Computes the price of each metered call again, from its formulas and quantities."""
+    columns, terms = call_table.c, call_terms_table.c
+    query = (
+        select(
+            *(columns.id, columns.price_units, columns.actual_units, columns.quantities),
+            *(terms.metering, terms.decimals),
+        )
+        .join(call_terms_table, terms.id == columns.terms_id)
+        .where(columns.actual_units.is_not(None))
+    )
+    found = 0
+    for row in connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query):
+        computed_units = None
+        if row.metering is not None:
+            computed_units = compute_cost(
+                read_formulas(row.metering),
+                read_measured(row.quantities),
+                max_units=row.price_units,
+                decimals=row.decimals,
+            ).units
+        if computed_units != row.actual_units:
+            yield f"call {row.id} took {row.actual_units}, and its formula gives {computed_units}"
+            found += 1
+            if found == LINES_MAX:
+                return
 
 
 def _wrong_debts(connection: Connection) -> Iterator[str]:
     of_topups = _sums(topup_table.c.call_id, topup_table.c.units).subquery("of_topups")
     calls, terms = call_table.c, call_terms_table.c
-    price, taken, helped = _split(calls.price_units), _split(calls.taken_units), _halves_of(of_topups)
+    price, taken, helped = _split(due_units()), _split(calls.taken_units), _halves_of(of_topups)
     account = (calls.payer, terms.pay_to, terms.asset, terms.chain_id)
     halves = (price.high, price.low, taken.high, taken.low, helped.high, helped.low)
     query = (
@@ -563,7 +613,7 @@ def _held_calls(connection: Connection) -> Iterator[HeldMoney]:
         select(
             columns.id,
             columns.payer,
-            columns.price_units,
+            due_units().label("due_units"),
             columns.created_ms,
             call_terms_table.c.chain_id,
             call_terms_table.c.asset,
@@ -580,7 +630,7 @@ def _held_calls(connection: Connection) -> Iterator[HeldMoney]:
             payer=None if row.payer is None else Address(row.payer),
             chain_id=None if row.chain_id is None else ChainId(row.chain_id),
             asset=row.asset,
-            units=row.price_units,
+            units=row.due_units,
             since_ms=row.created_ms,
         )
 

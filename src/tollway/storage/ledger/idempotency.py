@@ -253,6 +253,8 @@ def _keyed_query() -> Select[Any]:
             columns.epoch,
             terms.price,
             columns.price_units,
+            terms.metering,
+            columns.actual_units,
             columns.payment_id,
             columns.cut,
             columns.delivery,
@@ -313,6 +315,8 @@ def _parse_keyed_call(row: Sequence[Any]) -> tuple[Address, str, KeyedCall]:
         epoch,
         price,
         price_units,
+        metering,
+        actual_units,
         payment_id,
         cut,
         delivery,
@@ -334,6 +338,8 @@ def _parse_keyed_call(row: Sequence[Any]) -> tuple[Address, str, KeyedCall]:
         epoch=epoch,
         price=price,
         price_units=price_units,
+        metering=metering,
+        actual_units=actual_units,
         payment_id=payment_id,
         moved_ms=moved_ms,
         authorization=authorization,
@@ -356,6 +362,7 @@ _COLUMNS = (
     "cut",
     "created_ms",
     "price_units",
+    "actual_units",
 )
 _ID, _CREATED = map(_COLUMNS.index, ("id", "created_ms"))
 
@@ -378,7 +385,7 @@ def find_open_call(connection: Connection, payment_id: int, digest: bytes) -> Op
 
 def _open_query() -> Select[Any]:
     own = (call_table.c[name] for name in _COLUMNS)
-    query = select(*own, call_terms_table.c.price).join(
+    query = select(*own, call_terms_table.c.price, call_terms_table.c.metering).join(
         call_terms_table, call_terms_table.c.id == call_table.c.terms_id
     )
     # Literal, for the index.
@@ -415,7 +422,8 @@ def _newest_of(rows: Rows) -> dict[RequestName, OpenCall]:
     """The newest call of each request. Sorted in memory: with an ORDER BY SQLite would walk every call of the payment."""
     found: dict[RequestName, OpenCall] = {}
     for row in sorted(rows, key=itemgetter(_CREATED, _ID)):
-        call_id, payment_id, digest, state, epoch, attempts, cut, _, price_units, price = row
+        call_id, payment_id, digest, state, epoch, attempts, cut, _, *priced = row
+        price_units, actual_units, price, metering = priced
         if cut != "cut" or state in _REPEATABLE_STATES:
             found[RequestName(payment_id, bytes(digest))] = OpenCall(
                 call_id=CallId(call_id),
@@ -424,5 +432,7 @@ def _newest_of(rows: Rows) -> dict[RequestName, OpenCall]:
                 attempts=attempts,
                 price=price,
                 price_units=price_units,
+                metering=metering,
+                actual_units=actual_units,
             )
     return found

@@ -5,7 +5,7 @@ An entry is one write about one call:
 - `Claim` takes the price and starts the first run of a call. `Reopen` starts a further run of a call that is still open, under its claim.
 - `Close` ends a run: it moves the call out of `forwarding`. `Settle` moves it to `settling`; `Conclude` moves it from there to its end.
 - `Drop` ends a run whose upstream response reached no caller, because the ledger could not be written in time.
-- `Finish` records how the delivery of the response body ended. It changes no state.
+- `Finish` records how the delivery of the response body ended. It changes no state. With a usage it writes the price of a metered call, too.
 
 The batch writes closes, settlements, reopens, finishes, then claims.
 
@@ -15,6 +15,7 @@ outcome a batch runs again for the same entries (`is_retry`): an entry that is a
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
 
@@ -41,14 +42,22 @@ from tollway.ledger.ledger import (
     NonceUnavailable,
     NonceUsed,
 )
-from tollway.ledger.records import CallState, Delivery, Interruption, PaymentState, Rail, decide_dropped_call
+from tollway.ledger.records import (
+    CallState,
+    Delivery,
+    Interruption,
+    PaymentState,
+    Rail,
+    Usage,
+    decide_dropped_call,
+)
 from tollway.ledger.sales import HOUR_MS, floor_to, is_hour_unmarked
 from tollway.observability.metric_table import CommitKind
 from tollway.storage.engine.statements import Prepared
 from tollway.storage.ledger.authorizations import find_known, lock_wallets, write_claimed
 from tollway.storage.ledger.call_terms import CallTerms, KnownTerms, TermsReference, terms_of, write_terms
 from tollway.storage.ledger.debts import find_debts
-from tollway.storage.ledger.history import find_held_units
+from tollway.storage.ledger.history import find_returnable_units
 from tollway.storage.ledger.idempotency import find_keyed_calls, find_open_calls, lock_keys
 from tollway.storage.ledger.ledger_tables import call_table, call_terms_table, payment_table
 from tollway.storage.ledger.locked_rows import (
@@ -97,9 +106,16 @@ class Drop:
     close: Close | None
 
 
-Move = Close | Reopen | Settle | Conclude | Drop
+Move = Close | Reopen | Settle | Conclude | Drop | Finish
 _MOVES = (Close, Reopen, Settle, Conclude, Drop)
-Entry = Claim | Move | Finish
+
+
+def is_measure(entry: "Entry") -> TypeGuard[Finish]:
+    """True for the end of a body that decides the price of a call."""
+    return isinstance(entry, Finish) and entry.usage is not None
+
+
+Entry = Claim | Move
 Outcome = ClaimOutcome | Closed | Fenced | Reopened | NonceUnavailable | CallState | None
 
 
@@ -133,6 +149,8 @@ def ended_key(entry: Entry) -> OpenKey | None:
             return (entry.call_id, entry.epoch)
         case Settle():
             return (entry.call_id, entry.close.epoch)
+        case Finish(usage=Usage()):
+            return (entry.call_id, entry.epoch)
         case _:
             return None
 
@@ -197,7 +215,10 @@ class LedgerBatch:
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
         """Writes the entries and returns their outcomes, in order. No call has two entries besides its finish."""
-        moves = [entry for entry in entries if isinstance(entry, _MOVES)]
+        moves: list[Move] = [entry for entry in entries if isinstance(entry, _MOVES)]
+        # The usage of a run that another entry of the batch ends does not count: the price comes from the next run, or is the base.
+        moved = {move.call_id for move in moves}
+        moves += [entry for entry in entries if is_measure(entry) and entry.call_id not in moved]
         claims = [entry for entry in entries if isinstance(entry, Claim)]
         # SQLite needs no locks, so plain entries are written without reading their rows. A retry reads them: they may be written.
         writes_plain = self._connection.dialect.name == "sqlite" and not self._is_retry
@@ -211,7 +232,7 @@ class LedgerBatch:
         self._locked_rows.write()
         write_finishes(
             self._connection,
-            [entry for entry in entries if isinstance(entry, Finish)],
+            [entry for entry in entries if isinstance(entry, Finish) and entry.usage is None],
             ahead_ms=self._ahead_ms,
         )
         if self._is_retry:
@@ -314,6 +335,9 @@ class LedgerBatch:
                 )
             case Conclude():
                 return self._open_settlement().conclude(move, call, is_retry=is_retry)
+            case Finish():
+                self._measure(move, call)
+                return None
 
     def _sibling_ids(self, claims: Sequence[Claim]) -> set[int]:
         columns = payment_table.c
@@ -347,8 +371,23 @@ class LedgerBatch:
         if close.after is CallState.CONSUMED and close.upstream_status is None and may_run_again:
             # The repeat has brought no response either, so the call may run again.
             values["cut"] = "cut"
-        state = self._locked_rows.move(call, close.after, moved_ms=self._now_ms, **values)
+        is_measured = call.is_unmeasured and close.after is CallState.CONSUMED and close.finish is not None
+        usage = close.finish.usage if is_measured and close.finish is not None else None
+        state = self._locked_rows.move(call, close.after, usage, moved_ms=self._now_ms, **values)
         return self._closed(call, state, moved_ms=self._now_ms)
+
+    def _measure(self, finish: Finish, call: LockedCall | None) -> None:
+        """Writes the end of a body and the price that it decides, once: a repeat keeps the price of the first run."""
+        if call is None or call.epoch != finish.epoch:
+            return
+        values = _finish_values(finish, ahead_ms=self._ahead_ms)
+        is_charged = call.state in (CallState.CONSUMED, CallState.REORGED)
+        if finish.is_cut and call.cut == "" and call.state is CallState.CONSUMED:
+            values["cut"] = "cut"
+        if is_charged and call.is_unmeasured and finish.usage is not None:
+            self._locked_rows.measure(call, finish.usage, moved_ms=self._now_ms, **values)
+        else:
+            self._locked_rows.change(call, **values)
 
     def _closed(self, call: LockedCall, state: CallState, *, moved_ms: int) -> Closed:
         return Closed(
@@ -549,7 +588,7 @@ class LedgerBatch:
     def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
         """The outcomes by call. The held units of an `Exhausted` get those that calls without an outcome hold of its payment."""
         short = {one.claim.payment_id for one in decisions if isinstance(one.outcome, Exhausted)}
-        held = find_held_units(self._connection, {key for key in short if key is not None})
+        held = find_returnable_units(self._connection, {key for key in short if key is not None})
         outcomes: dict[CallId, Outcome] = {}
         for one in decisions:
             outcome = outcomes[one.claim.call_id] = one.outcome
@@ -572,6 +611,7 @@ class LedgerBatch:
             "state": CallState.FORWARDING.value,
             "rail": outcome.rail.value,
             "price_units": claim.price_units,
+            "quantities": None if claim.metering is None else "",
             "payment_id": claim.payment_id,
             "taken_units": decision.parts.get(claim.payment_id or 0, 0),
             "nonce": claim.nonce,

@@ -494,7 +494,7 @@ class LedgerStore:
 
     def _plan_lost_call(self, call: OwnOpenCall) -> AbandonedCall:
         """Plans the recovery of an own call. Nothing was sent for a claim or a reopen of unknown outcome: it returns to its state before."""
-        if call.state is CallState.SETTLING:
+        if call.state is not CallState.FORWARDING:
             return AbandonedCall(call_id=call.call_id, epoch=call.epoch, before=call.state, after=call.state)
         is_in_doubt = (call.call_id, call.epoch) in self._group_commit.in_doubt
         after, error = CallState.UNKNOWN, None if is_in_doubt else Interruption.OUTCOME_LOST

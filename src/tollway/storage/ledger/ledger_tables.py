@@ -7,8 +7,10 @@ wallet and filter.
 
 The row of a call is narrow, because every call writes it and its indexes. Columns that calls share (listing, method, price, asset) are
 in `call_terms`; `select_records` reads both tables as one record. The transaction of a call is that of its payment; the call has a copy
-only beside a nonce, which counts once in a transaction. `actual_units` and `channel_id` are for metered calls and for channels;
-nothing writes them yet.
+only beside a nonce, which counts once in a transaction. `channel_id` is for channels; nothing writes it yet.
+
+Of a metered call `price_units` is its maximum, `actual_units` its price once that is known, and `quantities` the text of what was measured
+(`registry.metering.write_measured`); empty until then. Both are NULL at a fixed price. A call owes `due_units`: the actual price, else the maximum.
 
 Amounts and times of an authorisation are `uint256`, so they are text. Costs of settlement are in wei, capped to a signed 64-bit
 column: nine ether for one transaction is beyond every budget.
@@ -22,6 +24,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     ForeignKey,
     FromClause,
     Index,
@@ -35,6 +38,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    func,
     select,
 )
 
@@ -59,6 +63,8 @@ FAILED = (
 )
 """A call that ended without success, for the history. The index and the query have the same literal text."""
 UNKNOWN = "state = 'unknown'"
+UNMEASURED = "quantities = '' AND state IN ('consumed', 'reorged')"
+"""A charged call whose price is not known yet: its response has not ended. The index and the queries have the same literal text."""
 UNFINAL = "state = 'unfinal'"
 GONE = "state = 'gone'"
 HELD = "is_held AND state = 'unfinal'"
@@ -117,6 +123,7 @@ call_terms_table = Table(
     Column("asset", String(42)),
     Column("decimals", Integer, nullable=False),
     Column("pay_to", LargeBinary(20)),
+    Column("metering", Text),
 )
 """The columns that calls share, one row for each set of values. Rows never change. The id is a hash of the content (`storage.ledger.call_terms`)."""
 
@@ -139,6 +146,7 @@ call_table = Table(
     Column("needs_locks", Boolean, nullable=False, server_default=false()),
     Column("price_units", BigInteger, nullable=False),
     Column("actual_units", BigInteger),
+    Column("quantities", Text),
     Column("taken_units", BigInteger, nullable=False),
     Column("http_status", Integer),
     Column("upstream_status", Integer),
@@ -164,6 +172,7 @@ call_table = Table(
         "actual_units IS NULL OR (actual_units >= 0 AND actual_units <= price_units)",
         name="actual_within_price",
     ),
+    CheckConstraint("(actual_units IS NULL) = (coalesce(quantities, '') = '')", name="actual_measured"),
     # Without `id`, which orders only calls of one millisecond: it would double the length of an entry, and each call writes five entries.
     Index("ix_call_payer_time", "payer", "created_ms"),
     Index("ix_call_provider_time", "provider", "created_ms"),
@@ -177,6 +186,7 @@ call_table = Table(
     partial_index("ix_call_forwarding", "state = 'forwarding'", "owner_id"),
     partial_index("ix_call_unknown", "state = 'unknown'", "moved_ms"),
     partial_index("ix_call_settling", "state = 'settling'", "owner_id"),
+    partial_index("ix_call_unmeasured", UNMEASURED, "payment_id"),
     partial_index("ix_call_keyed", "idempotency_key IS NOT NULL", "payer", "idempotency_key", "created_ms"),
     partial_index("ix_call_moving", MOVING, "payer"),
     *(
@@ -417,6 +427,11 @@ settlement_nonce_table = Table(
 )
 
 
+def due_units(calls: FromClause = call_table) -> ColumnElement[int]:
+    """What a call takes in a state that takes its price."""
+    return func.coalesce(calls.c.actual_units, calls.c.price_units)
+
+
 PAYMENT_COLUMNS = (
     "id",
     "chain_id",
@@ -505,6 +520,8 @@ _RECORD_COLUMNS = (
     "state",
     "rail",
     "price_units",
+    "actual_units",
+    "quantities",
     "http_status",
     "upstream_status",
     "request_bytes",
@@ -531,6 +548,7 @@ _RECORD_TERMS = (
     "asset",
     "decimals",
     "pay_to",
+    "metering",
 )
 
 
@@ -549,6 +567,9 @@ def parse_call(row: Row[Any], *, unknown_hold_ms: int) -> CallRecord:
         rail=Rail(row.rail),
         price=row.price,
         price_units=row.price_units,
+        actual_units=row.actual_units,
+        quantities=row.quantities,
+        metering=row.metering,
         currency=row.currency,
         chain_id=None if row.chain_id is None else ChainId(row.chain_id),
         asset=row.asset,

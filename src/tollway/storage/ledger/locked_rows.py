@@ -36,9 +36,11 @@ from tollway.ledger.records import (
     Parts,
     Payment,
     PaymentState,
+    Usage,
     debits_after,
     is_charged_by_provider,
     is_move_allowed,
+    trim_parts,
 )
 from tollway.ledger.sales import HOUR_MS, SUM_STATES, floor_to, is_hour_unmarked
 from tollway.storage.engine.outage import RowsChanged
@@ -60,7 +62,7 @@ from tollway.webhooks.events import EventType, NewEvent, call_event_of
 class LockedCall:
     """A locked call: the columns that its moves read. `epoch`: the number of its run, and `owner_id`: the gateway of that run. `cut`: '' for a whole
     response, 'cut' when its upstream broke off, 'repeated' when it was sent again after that. `clock_releases`: the end of the hold releases it.
-    `parts`: the units that it holds, by payment."""
+    `quantities`: empty for a metered call without a price. `parts`: the units that it holds, by payment."""
 
     id: CallId
     provider: Address
@@ -78,7 +80,19 @@ class LockedCall:
     upstream_status: int | None
     payment_id: int | None
     price_units: int
+    actual_units: int | None
+    quantities: str | None
     parts: Parts
+
+    @property
+    def due_units(self) -> int:
+        """What the call owes in a state that takes its price."""
+        return self.price_units if self.actual_units is None else self.actual_units
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """The call is metered, and its price is not known yet."""
+        return self.quantities == ""
 
     @property
     def is_charged_by_provider(self) -> bool:
@@ -155,16 +169,61 @@ class LockedRows:
             self.payments[payment.id] = payment
             self._taken_before[payment.id] = payment.taken_units
 
-    def move(self, call: LockedCall, after: CallState, *, moved_ms: int, **columns: object) -> CallState:
-        """Moves a locked call and its units. Returns the resulting state, which may differ from `after` (see `debits_after`)."""
+    def move(
+        self,
+        call: LockedCall,
+        after: CallState,
+        usage: Usage | None = None,
+        /,
+        *,
+        moved_ms: int,
+        **columns: object,
+    ) -> CallState:
+        """Moves a locked call and its units. Returns the resulting state, which may differ from `after` (see `debits_after`). `usage`: the price of a
+        metered call, where the move to `consumed` knows it."""
         assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
-        gone = [key for key in call.parts if self.payments[key].state is PaymentState.GONE]
-        holding = debits_after(after, parts=call.parts, price_units=call.price_units, gone=gone)
+        parts, due_units = call.parts, call.due_units
+        if usage is not None:
+            parts, due_units = self._trim(call, usage), usage.actual_units
+            columns |= usage_columns(usage)
+        gone = [key for key in parts if self.payments[key].state is PaymentState.GONE]
+        holding = debits_after(after, parts=parts, price_units=due_units, gone=gone)
         self.set_parts(call, holding.parts)
         self.change(call, state=holding.state.value, moved_ms=moved_ms, **columns)
-        if not self._log.is_idle:
+        if not self._log.is_idle and not (call.is_unmeasured and usage is None and after in _CHARGED):
             self._note_move(call, holding.state, at_ms=moved_ms)
         return holding.state
+
+    def measure(self, call: LockedCall, usage: Usage, *, moved_ms: int, **columns: object) -> None:
+        """Writes the price of a charged metered call, and gives the rest of its maximum back. The debt of a `reorged` call falls by the same amount; it
+        is `consumed` again where what it holds covers its price."""
+        assert call.is_unmeasured, "a price is written once"
+        assert call.state in _CHARGED, call.state
+        parts = self._trim(call, usage)
+        self.set_parts(call, parts)
+        if call.state is CallState.REORGED:
+            self._add_debt(call, parts, usage.actual_units - call.price_units)
+        is_paid = sum(parts.values()) >= usage.actual_units
+        after = CallState.CONSUMED if is_paid else CallState.REORGED
+        if after is not call.state:
+            columns |= {"state": after.value, "moved_ms": moved_ms}
+        self._mark_hour(call, moved_ms)
+        self.change(call, **usage_columns(usage), **columns)
+        if not self._log.is_idle:
+            self._events += self._log.make_events(
+                EventType.CALL_CHARGED,
+                (call.provider, call.payer),
+                subject=call.id,
+                state=after.value,
+                at_ms=moved_ms,
+            )
+
+    def _trim(self, call: LockedCall, usage: Usage) -> Parts:
+        """The parts that a price leaves. The newest payment that helped gets its units back first, the payment of the proof last."""
+        helped = [key for key in call.parts if key != call.payment_id]
+        helped.sort(key=lambda key: (self.payments[key].block_number, key), reverse=True)
+        own = [] if call.payment_id is None else [call.payment_id]
+        return trim_parts(call.parts, usage.actual_units, newest_first=[*helped, *own])
 
     def _note_move(self, call: LockedCall, after: CallState, *, at_ms: int) -> None:
         # The provider's decision has moved the call from `unknown` to `settling`, so its hold ends only now.
@@ -201,7 +260,7 @@ class LockedRows:
     def _add_debt(self, call: LockedCall, parts: Parts, units: int) -> None:
         """Adds to the debt of the call's account. All payments of a call are of that account, and the callers lock at least one of them."""
         if units:
-            locked = next(key for key in (*call.parts, *parts) if key in self.payments)
+            locked = next(key for key in (*call.parts, *parts, call.payment_id) if key in self.payments)
             account = credit_account_of(self.payments[locked])
             self._owed[account] = self._owed.get(account, 0) + units
 
@@ -228,7 +287,10 @@ class LockedRows:
             self._mark_move(call, after, columns["moved_ms"])
             if after is CallState.REORGED and call.state is not CallState.REORGED:
                 _, parts = self._parts.get(call.id, (call, call.parts))
-                self._add_debt(call, parts, call.price_units - sum(parts.values()))
+                actual_units = columns.get("actual_units", call.actual_units)
+                due_units = call.price_units if actual_units is None else actual_units
+                assert isinstance(due_units, int)
+                self._add_debt(call, parts, due_units - sum(parts.values()))
         values = {"at_id": call.id, "at_state": call.state.value, "at_epoch": call.epoch, **columns}
         self._moves.setdefault(frozenset(columns), []).append(values)
 
@@ -250,8 +312,12 @@ class LockedRows:
     def _mark_move(self, call: LockedCall, after: CallState, moved_ms: object) -> None:
         assert isinstance(moved_ms, int)
         is_same_sum = SUM_STATES[call.state] == SUM_STATES[after]
+        if not is_same_sum:
+            self._mark_hour(call, moved_ms)
+
+    def _mark_hour(self, call: LockedCall, moved_ms: int) -> None:
         is_open = self._shared_ms is not None and is_hour_unmarked(call.created_ms, now_ms=self._shared_ms)
-        if not is_same_sum and not is_open:
+        if not is_open:
             self._marked_hours[floor_to(HOUR_MS, call.created_ms)] = moved_ms
 
     def write_debits(self, debits: Iterable[Debit]) -> None:
@@ -312,7 +378,10 @@ class LockedRows:
             return {}
         rows = statement.fetch(self._connection, call_ids=list(call_ids))
         underpaid_ids = [
-            row[_ID] for row in rows if row[_PAYMENT_ID] is not None and row[_TAKEN] < row[_PRICE]
+            row[_ID]
+            for row in rows
+            if row[_PAYMENT_ID] is not None
+            and row[_TAKEN] < (row[_PRICE] if row[_ACTUAL] is None else row[_ACTUAL])
         ]
         topups: dict[str, dict[int, int]] = {}
         if underpaid_ids:
@@ -329,6 +398,13 @@ def write_marks(connection: Connection, hours: Mapping[int, int]) -> None:
     _ADD_MARKS.run(
         connection, [{"hour_ms": hour_ms, "marked_ms": marked_ms} for hour_ms, marked_ms in hours.items()]
     )
+
+
+_CHARGED = (CallState.CONSUMED, CallState.REORGED)
+
+
+def usage_columns(usage: Usage) -> dict[str, object]:
+    return {"actual_units": usage.actual_units, "quantities": usage.quantities}
 
 
 def payment_ids_of(call: LockedCall) -> frozenset[int]:
@@ -378,12 +454,14 @@ _CALL_COLUMNS = (
     "upstream_status",
     "payment_id",
     "price_units",
+    "actual_units",
+    "quantities",
     "taken_units",
     "provider",
     "payer",
 )
-_ID, _PAYMENT_ID, _PRICE, _TAKEN = (
-    _CALL_COLUMNS.index(name) for name in ("id", "payment_id", "price_units", "taken_units")
+_ID, _PAYMENT_ID, _PRICE, _ACTUAL, _TAKEN = (
+    _CALL_COLUMNS.index(name) for name in ("id", "payment_id", "price_units", "actual_units", "taken_units")
 )
 _CALLS = (
     select(*(call_table.c[name] for name in _CALL_COLUMNS))
@@ -465,6 +543,8 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         upstream_status,
         payment_id,
         price_units,
+        actual_units,
+        quantities,
         taken_units,
         provider,
         payer,
@@ -489,6 +569,8 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         upstream_status=upstream_status,
         payment_id=payment_id,
         price_units=price_units,
+        actual_units=actual_units,
+        quantities=quantities,
         parts=parts,
     )
 

@@ -46,7 +46,7 @@ from tollway.storage.engine.outage import ValueRefused
 from tollway.storage.engine.statements import Prepared, Within, insert_for
 from tollway.storage.ledger.debts import find_debts, pay_debts
 from tollway.storage.ledger.gone_payments import has_unmoved, move_calls
-from tollway.storage.ledger.history import find_held_units
+from tollway.storage.ledger.history import find_returnable_units
 from tollway.storage.ledger.idempotency import find_open_calls
 from tollway.storage.ledger.ledger_tables import (
     PAYMENT_COLUMNS,
@@ -414,7 +414,7 @@ def _find_exhausted_on(
         # Only authorisations are compared with the time, and there are none here.
         now_ms=0,
     )
-    held_units = sum(find_held_units(connection, {payment.id for payment in payments}).values())
+    held_units = sum(find_returnable_units(connection, {payment.id for payment in payments}).values())
     outcomes: dict[CallId, Exhausted | NonceUsed] = {}
     for claim, decision in zip(claims, decisions, strict=True):
         if isinstance(decision.outcome, Exhausted):

@@ -226,8 +226,9 @@ def _debit(connection: Connection, claim: Claim) -> Claimed | None:
 
 
 def is_plain_close(close: Close) -> bool:
-    """True when one statement may write this end: it is charged, so it releases no units, and it has a response of the upstream."""
-    return close.after is CallState.CONSUMED and close.upstream_status is not None
+    """True when one statement may write this end: it is charged at a fixed price, so it releases no units, and it has a response of the
+    upstream."""
+    return close.after is CallState.CONSUMED and close.upstream_status is not None and not close.is_metered
 
 
 def write_plain_closes(

@@ -14,10 +14,18 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, delete, insert, literal_column, select, text, update
 
 from tollway.ids import CallId
-from tollway.ledger.records import CallState, Interruption, decide_resolution
+from tollway.ledger.records import CallState, Interruption, Usage, decide_resolution
+from tollway.registry.metering import BASE, compute_cost, read_formulas, write_measured
 from tollway.storage.ledger.authorizations import lock_authorization, mark_calls_orphaned
-from tollway.storage.ledger.ledger_tables import UNPAID, authorization_table, call_table, owner_table
-from tollway.storage.ledger.locked_rows import LockedRows
+from tollway.storage.ledger.ledger_tables import (
+    UNMEASURED,
+    UNPAID,
+    authorization_table,
+    call_table,
+    call_terms_table,
+    owner_table,
+)
+from tollway.storage.ledger.locked_rows import LockedCall, LockedRows
 from tollway.storage.operator.restore_detection import RestoreDetector
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 
@@ -96,7 +104,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonedCall:
-    """A planned move of an abandoned call, valid only in that state and epoch. From `settling` to `settling` means: mark it orphaned.
+    """A planned move of an abandoned call, valid only in that state and epoch. From `settling` to `settling` means: mark it orphaned. From a charged
+    state to the same: the response of a metered call never ended here, so it takes its base.
     `error` None: its record keeps its error."""
 
     call_id: CallId
@@ -174,11 +183,12 @@ def renew_boot_mark(connection: Connection, owner_id: str, *, boot_mark: BootMar
 
 
 def find_own_open(connection: Connection, owner_id: str) -> list[OwnOpenCall]:
-    """The calls of this gateway that are forwarding, or settling and not orphaned."""
+    """The calls of this gateway that are forwarding, or settling and not orphaned, or charged without a price."""
     columns = call_table.c
     query = select(columns.id, columns.epoch, columns.state, columns.cut).where(columns.owner_id == owner_id)
     rows = list(connection.execute(query.where(_is_in_state("forwarding"))))
     rows += connection.execute(_not_orphaned(query))
+    rows += connection.execute(query.where(text(UNMEASURED)))
     return [
         OwnOpenCall(
             call_id=CallId(row.id),
@@ -247,7 +257,11 @@ def recover_calls(
         call = calls.get(one.call_id)
         if call is None or call.state is not one.before or call.epoch != one.epoch:
             continue
-        if one.before is CallState.UNKNOWN:
+        if one.before is one.after:
+            if call.is_unmeasured:
+                usage = _take_base(connection, call)
+                locked_rows.measure(call, usage, moved_ms=now_ms)
+        elif one.before is CallState.UNKNOWN:
             locked_rows.move(call, one.after, moved_ms=now_ms)
         else:
             # A call whose end a power loss may have lost stays in doubt, even after it runs again.
@@ -283,11 +297,22 @@ def resolve(
         # No upstream status: by that `is_charged_by_provider` knows the call later.
         after = locked_rows.move(call, after, moved_ms=now_ms, upstream_status=None)
     else:
-        after = locked_rows.move(call, after, moved_ms=now_ms, completed_ms=now_ms)
+        is_metered = call.is_unmeasured and after is CallState.CONSUMED
+        usage = _take_base(connection, call) if is_metered else None
+        after = locked_rows.move(call, after, usage, moved_ms=now_ms, completed_ms=now_ms)
     locked_rows.write()
     if after is CallState.SETTLING:
         mark_calls_orphaned(connection, [call_id])
     return after
+
+
+def _take_base(connection: Connection, call: LockedCall) -> Usage:
+    """The price of a metered call whose response did not end: callers do not pay the maximum for the failure of another."""
+    terms = call_terms_table.c
+    query = select(terms.metering, terms.decimals).join(call_table, call_table.c.terms_id == terms.id)
+    row = connection.execute(query.where(call_table.c.id == call.id)).one()
+    cost = compute_cost(read_formulas(row.metering), BASE, max_units=call.price_units, decimals=row.decimals)
+    return Usage(actual_units=cost.units, quantities=write_measured(BASE))
 
 
 def _find_left_open(
@@ -311,12 +336,20 @@ def _find_left_open(
         )
         for row in connection.execute(left)
     ]
-    query = select(columns.id, columns.epoch).where(columns.owner_id.not_in(living)).limit(ABANDONED_MAX)
+    query = select(columns.id, columns.epoch, columns.state).where(columns.owner_id.not_in(living))
+    query = query.limit(ABANDONED_MAX)
+    left_rows = [
+        *connection.execute(_not_orphaned(query)),
+        *connection.execute(query.where(text(UNMEASURED))),
+    ]
     return forwarding + [
         AbandonedCall(
-            call_id=CallId(row.id), epoch=row.epoch, before=CallState.SETTLING, after=CallState.SETTLING
+            call_id=CallId(row.id),
+            epoch=row.epoch,
+            before=CallState(row.state),
+            after=CallState(row.state),
         )
-        for row in connection.execute(_not_orphaned(query))
+        for row in left_rows
     ]
 
 

@@ -79,13 +79,18 @@ KEY_COLUMNS = ("provider", "start_ms", "listing_id", "chain_id", "asset", "curre
 SUM_COLUMNS = ("calls", "high_units", "low_units")
 
 _CASES = " ".join(f"WHEN '{state.value}' THEN '{SUM_STATES[state]}'" for state in CallState)
+# A charged metered call holds its maximum until its price is known.
+_STATE = (
+    f"CASE WHEN c.state = 'consumed' AND c.quantities = '' THEN 'held' ELSE CASE c.state {_CASES} END END"
+)
 CALL_KEY = (
     f"coalesce(t.chain_id, {FREE_CHAIN}) AS chain_id, coalesce(t.asset, '{FREE_ASSET}') AS asset,"
-    f" t.currency AS currency, t.decimals AS decimals, CASE c.state {_CASES} END AS state"
+    f" t.currency AS currency, t.decimals AS decimals, {_STATE} AS state"
 )
+_DUE = "coalesce(c.actual_units, c.price_units)"
 CALL_SUMS = (
-    f"count(*) AS calls, CAST(sum(c.price_units / {UNITS_BASE}) AS BIGINT) AS high_units,"
-    f" CAST(sum(c.price_units % {UNITS_BASE}) AS BIGINT) AS low_units"
+    f"count(*) AS calls, CAST(sum({_DUE} / {UNITS_BASE}) AS BIGINT) AS high_units,"
+    f" CAST(sum({_DUE} % {UNITS_BASE}) AS BIGINT) AS low_units"
 )
 """The columns of a sum of calls, in both dialects: `c` is the call, `t` its terms."""
 

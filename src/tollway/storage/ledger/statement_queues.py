@@ -271,8 +271,8 @@ class StatementQueues:
             case Close():
                 return self.ends if is_plain_close(entry) else None
             case Finish():
-                # The next claim must see a cut, so the writer keeps their order.
-                return None if entry.is_cut else self.ends
+                # The next claim must see a cut, so the writer keeps their order. A usage gives units back.
+                return None if entry.is_cut or entry.usage is not None else self.ends
             case _:
                 return None
 

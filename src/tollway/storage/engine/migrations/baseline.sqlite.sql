@@ -38,7 +38,7 @@ CREATE TABLE alembic_version (
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0033_baseline');
+INSERT INTO alembic_version (version_num) VALUES ('0034_baseline');
 
 CREATE TABLE audit_entry (
   id INTEGER NOT NULL,
@@ -79,6 +79,7 @@ CREATE TABLE call_terms (
   asset VARCHAR(42),
   decimals INTEGER NOT NULL,
   pay_to BLOB,
+  metering TEXT,
   CONSTRAINT pk_call_terms PRIMARY KEY (id)
 );
 
@@ -351,7 +352,7 @@ CREATE TABLE schema_floor (
   CONSTRAINT ck_schema_floor_one_row CHECK (id = 1)
 );
 
-INSERT INTO schema_floor (id, revision) VALUES (1, '0033_baseline');
+INSERT INTO schema_floor (id, revision) VALUES (1, '0034_baseline');
 
 CREATE TABLE search_block (
   feature TEXT NOT NULL,
@@ -561,6 +562,7 @@ CREATE TABLE call (
   needs_locks BOOLEAN DEFAULT 0 NOT NULL,
   price_units BIGINT NOT NULL,
   actual_units BIGINT,
+  quantities TEXT,
   taken_units BIGINT NOT NULL,
   http_status INTEGER,
   upstream_status INTEGER,
@@ -584,6 +586,7 @@ CREATE TABLE call (
   CONSTRAINT pk_call PRIMARY KEY (id),
   CONSTRAINT ck_call_taken_within_price CHECK (taken_units >= 0 AND taken_units <= price_units),
   CONSTRAINT ck_call_actual_within_price CHECK (actual_units IS NULL OR (actual_units >= 0 AND actual_units <= price_units)),
+  CONSTRAINT ck_call_actual_measured CHECK ((actual_units IS NULL) = (coalesce(quantities, '') = '')),
   CONSTRAINT fk_call_terms FOREIGN KEY(terms_id) REFERENCES call_terms (id),
   CONSTRAINT fk_call_payment FOREIGN KEY(payment_id) REFERENCES payment (id)
 );
@@ -607,6 +610,8 @@ CREATE INDEX ix_call_forwarding ON call (owner_id) WHERE state = 'forwarding';
 CREATE INDEX ix_call_unknown ON call (moved_ms) WHERE state = 'unknown';
 
 CREATE INDEX ix_call_settling ON call (owner_id) WHERE state = 'settling';
+
+CREATE INDEX ix_call_unmeasured ON call (payment_id) WHERE quantities = '' AND state IN ('consumed', 'reorged');
 
 CREATE INDEX ix_call_keyed ON call (payer, idempotency_key, created_ms) WHERE idempotency_key IS NOT NULL;
 
