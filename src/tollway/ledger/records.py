@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from tollway.errors import Code
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.money import LEDGER_DECIMALS_MAX, format_decimal
 
 
 class CallState(StrEnum):
@@ -210,6 +211,13 @@ class CallRecord:
     def due_units(self) -> int:
         """What the call takes: its actual price; its maximum where that is not known."""
         return self.price_units if self.actual_units is None else self.actual_units
+
+    @property
+    def due_price(self) -> str:
+        """`due_units` as a decimal number of the currency."""
+        if self.actual_units is None:
+            return self.price
+        return format_decimal(self.actual_units, decimals=min(self.decimals, LEDGER_DECIMALS_MAX))
 
     @property
     def is_unmeasured(self) -> bool:

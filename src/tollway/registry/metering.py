@@ -192,6 +192,18 @@ def read_measured(text: str) -> Measured:
     return Measured(tuple(None if one is None else tuple(one) for one in json.loads(text)))
 
 
+def list_quantities(formulas: str, measured: str, *, max_units: int, decimals: int) -> list[tuple[str, int]]:
+    """The quantities that decide the price of a call, with their units, from the texts of the ledger; empty where they are absent, or not known yet."""
+    if not measured:
+        return []
+    cost = compute_cost(
+        read_formulas(formulas), read_measured(measured), max_units=max_units, decimals=decimals
+    )
+    return [
+        (part.unit, number) for part, number in zip(cost.formula.parts, cost.quantities or (), strict=False)
+    ]
+
+
 def describe_metering(metering: Metering, currency: str) -> str:
     """The formula in words: `0.0001 USDC + 0.002 USDC per 1000 prompt tokens`. For lists, pages and the command line."""
     summands = [] if metering.base.is_free else [f"{metering.base.text} {currency}"]

@@ -82,7 +82,7 @@ def call_data(call: CallRecord, *, state: str, created_at: str) -> dict[str, Any
         "apiId": call.listing_id,
         "provider": str(call.provider),
         "payer": None if call.payer is None else str(call.payer),
-        "price": call.price,
+        "price": call.due_price,
         "currency": call.currency,
         "httpStatus": call.http_status,
         "payment": {
@@ -91,7 +91,7 @@ def call_data(call: CallRecord, *, state: str, created_at: str) -> dict[str, Any
             "network": None if asset is None else asset.network,
             "asset": None if asset is None else asset.caip19,
             "transaction": None if call.tx_hash is None else str(call.tx_hash),
-            "amount": None if asset is None else str(asset.to_base_units(call.price_units)),
+            "amount": None if asset is None else str(asset.to_base_units(call.due_units)),
             "payTo": None if call.pay_to is None else str(call.pay_to),
         },
         "createdAt": created_at,

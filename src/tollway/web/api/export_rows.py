@@ -11,7 +11,7 @@ from tollway.ledger.history import ListedPayment
 from tollway.ledger.records import CallRecord
 from tollway.money import Asset, format_decimal
 from tollway.web.api.context import FindAsset
-from tollway.web.api.history_routes import call_json, find_call_asset, payment_members
+from tollway.web.api.history_routes import call_json, find_call_asset, name_quantities, payment_members
 from tollway.web.http.query import format_time
 
 CALL_COLUMNS = (
@@ -19,6 +19,7 @@ CALL_COLUMNS = (
     *("status", "httpStatus", "upstreamStatus", "error"),
     *("state", "amount", "currency", "units", "asset", "network", "rail", "transaction", "heldUntil"),
     *("payer", "provider", "payee", "idempotencyKey", "requestId"),
+    *("priceMax", "quantities"),
 )
 
 PAYMENT_COLUMNS = (
@@ -36,7 +37,7 @@ def write_call(call: CallRecord, find_asset: FindAsset) -> str:
         **record,
         "callId": record["id"],
         "state": payment["state"],
-        "amount": "0" if asset is None else asset.format_units(call.price_units),
+        "amount": "0" if asset is None else asset.format_units(call.due_units),
         "units": payment["amount"],
         "asset": payment["asset"],
         "network": payment["network"],
@@ -44,6 +45,8 @@ def write_call(call: CallRecord, find_asset: FindAsset) -> str:
         "transaction": payment["transaction"],
         "heldUntil": payment.get("heldUntil"),
         "payee": payment["payTo"],
+        "priceMax": record.get("priceMax"),
+        "quantities": ";".join(f"{unit}={quantity}" for unit, quantity in name_quantities(call)) or None,
     }
     return csv_line(members[name] for name in CALL_COLUMNS)
 

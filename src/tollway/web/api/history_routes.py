@@ -30,6 +30,7 @@ from tollway.ledger.sales import SUM_STATES
 from tollway.money import Asset
 from tollway.payments.held_calls import ChargeFault, HeldCalls
 from tollway.payments.transaction_lookup import TransactionStatus
+from tollway.registry.metering import list_quantities
 from tollway.web.api.auth_routes import client_address_of, make_x402_wallet_dependency
 from tollway.web.api.context import FindAsset, WalletDependency, WebContext
 from tollway.web.http.book_turns import SLICE_ROWS, leave_turn
@@ -184,8 +185,9 @@ def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
         "status": call_status(call),
         "httpStatus": http_status(call),
         "upstreamStatus": call.upstream_status,
-        "price": call.price,
+        "price": call.due_price,
         "currency": call.currency,
+        **_metered_json(call),
         "payment": _call_payment_json(call, find_asset),
         "requestBytes": call.request_bytes,
         "responseBytes": call.response_bytes,
@@ -197,6 +199,20 @@ def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
         "createdAt": format_time(call.created_ms),
         "completedAt": None if call.completed_ms is None else format_time(call.completed_ms),
     }
+
+
+def _metered_json(call: CallRecord) -> dict[str, Any]:
+    """Of a metered call its maximum and what was measured. `quantities` is null until the response has ended, and empty where they are absent."""
+    if call.metering is None:
+        return {}
+    named = [{"unit": unit, "quantity": quantity} for unit, quantity in name_quantities(call)]
+    return {"priceMax": call.price, "quantities": named if call.quantities else None}
+
+
+def name_quantities(call: CallRecord) -> list[tuple[str, int]]:
+    if call.metering is None or call.quantities is None:
+        return []
+    return list_quantities(call.metering, call.quantities, max_units=call.price_units, decimals=call.decimals)
 
 
 def call_status(call: CallRecord) -> HistoryStatus:
@@ -214,7 +230,9 @@ def call_status(call: CallRecord) -> HistoryStatus:
 
 
 def payment_state(call: CallRecord) -> str:
-    """The state of the payment of a call on the wire; `none` for a free call."""
+    """The state of the payment of a call on the wire; `none` for a free call. A metered call holds its maximum until its price is known."""
+    if call.is_unmeasured:
+        return "held"
     return "none" if call.chain_id is None or call.asset is None else SUM_STATES[call.state]
 
 
@@ -233,7 +251,7 @@ def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any
         "network": None if asset is None else asset.network,
         "asset": None if asset is None else asset.caip19,
         "transaction": _optional_text(call.tx_hash),
-        "amount": None if asset is None else str(asset.to_base_units(call.price_units)),
+        "amount": None if asset is None else str(asset.to_base_units(call.due_units)),
         "payTo": _optional_text(call.pay_to),
         **_hold_json(call, asset),
     }

@@ -23,6 +23,7 @@ from tollway.web.api.history_routes import (
     find_call,
     find_call_asset,
     http_status,
+    name_quantities,
     payment_state,
 )
 from tollway.web.http.query import read_query
@@ -53,7 +54,8 @@ def check_ended(call: CallRecord, *, now_ms: int, wait_s: int) -> None:
     The end of a response is written after the charge, and a crash may lose it, so nothing waits for it longer than `wait_s`.
     """
     is_read = call.http_status is None or call.delivery is not None or call.state is CallState.UNKNOWN
-    if call.state not in _RUNNING and (is_read or now_ms - call.moved_ms >= wait_s * 1000):
+    is_running = call.state in _RUNNING or call.is_unmeasured
+    if not is_running and (is_read or now_ms - call.moved_ms >= wait_s * 1000):
         return
     raise refuse(
         code=Code.IDEMPOTENCY_IN_PROGRESS,
@@ -88,9 +90,9 @@ def is_relayed(call: CallRecord) -> bool:
 
 
 def describe_call(call: CallRecord, asset: Asset | None, context: WebContext) -> Mapping[str, str | int]:
-    """The 23 fields. An absent value is "" or 0. `amount`: what is taken for the call now, so 0 where the price came back or is owed."""
+    """The 23 fields. An absent value is "" or 0. `price`: of a metered call its maximum. `amount`: what is taken for the call now, so 0 where the price came back or is owed."""
     state = payment_state(call)
-    taken_units = call.price_units if state in (CHARGED, HELD) else 0
+    taken_units = call.due_units if state in (CHARGED, HELD) else 0
     return {
         "version": VERSION,
         "network": "" if asset is None else asset.network,
@@ -108,7 +110,7 @@ def describe_call(call: CallRecord, asset: Asset | None, context: WebContext) ->
         "currency": call.currency,
         "price": call.price,
         "amount": "0" if asset is None else str(asset.to_base_units(taken_units)),
-        "quantities": "",
+        "quantities": ";".join(f"{unit}={quantity}" for unit, quantity in name_quantities(call)),
         "rail": call.rail.value,
         "channel": "",
         "state": state,
