@@ -10,6 +10,7 @@ import pytest
 
 from tests.kit.clocks import Clock
 from tests.kit.listings import sample_listing
+from tests.kit.metering import sample_metering
 from tests.kit.stores import write_reputation
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, ListingId
@@ -71,7 +72,16 @@ FULL = make_listing(
     networks=(OPTIMISM, BASE),
     methods=("GET", "POST"),
     tags=("weather", "Köln"),
-    operations=(Operation(method="GET", path="/v1/{city}", price=Price.parse("0.5")),),
+    metering=sample_metering(),
+    operations=(
+        Operation(method="GET", path="/v1/{city}", price=Price.parse("0.5")),
+        Operation(
+            method="POST",
+            path="/v1/{city}",
+            price=Price.parse("0.5"),
+            metering=sample_metering(base="0.0002", absent="base"),
+        ),
+    ),
     other_paths="refuse",
     charge_on=ChargeOn.ANSWERED,
     timeout_s=300,
@@ -190,6 +200,7 @@ TERMS_CHANGES: list[dict[str, Any]] = [
     {"networks": (BASE, OPTIMISM)},
     {"pay_to": BOB},
     {"operations": (Operation(method="GET", path="/", price=Price.parse("1")),)},
+    {"metering": sample_metering()},
     {"charge_on": ChargeOn.ANSWERED},
     {"other_paths": "refuse"},
     {"methods": ("GET",)},
@@ -224,6 +235,7 @@ async def test_other_edits_leave_the_terms(catalog: Catalog) -> None:
             "currency",
             "networks",
             "pay_to",
+            "metering",
             "operations",
             "other_paths",
             "methods",

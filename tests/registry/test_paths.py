@@ -12,6 +12,7 @@ class Priced:
     method: str
     path: str
     price: int = 1
+    metering: None = None
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ _TYPES: Mapping[Kind, Any] = {
     Kind.PHRASES: list[str],
     Kind.NETWORKS: list[str],
     Kind.OPERATIONS: list[str],
+    Kind.METERING: Path,
 }
 """The type of a field's option. Other kinds: `str`."""
 
@@ -97,6 +98,17 @@ def _read_rate(given: str) -> dict[str, int]:
 
 def read_document(file: Path) -> dict[str, Any]:
     """The OpenAPI document of a JSON file. The gateway reads YAML at a URL."""
+    return _read_object(
+        file, name="an OpenAPI document", advice="Convert it, or give the URL of the document with --openapi"
+    )
+
+
+def _read_metering(file: Path) -> dict[str, Any]:
+    advice = "It has the member `metering` of a listing, such as the documentation shows"
+    return _read_object(file, name="the formula of a metered price", advice=advice)
+
+
+def _read_object(file: Path, *, name: str, advice: str) -> dict[str, Any]:
     try:
         with file.open("rb") as opened:
             raw = opened.read(DRAFT_BYTES_MAX)
@@ -104,12 +116,10 @@ def read_document(file: Path) -> dict[str, Any]:
     except OSError as exc:
         raise ValueError(f"{file} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:
-        raise ValueError(
-            f"{file} is not JSON: {exc}. Convert it, or give the URL of the document with --openapi"
-        ) from exc
+        raise ValueError(f"{file} is not JSON: {exc}. {advice}") from exc
     if isinstance(document, dict):
         return document
-    raise ValueError(f"{file} must contain one object: an OpenAPI document")
+    raise ValueError(f"{file} must contain one object: {name}")
 
 
 def _read_secret(given: Mapping[str, Any]) -> dict[str, str] | None:
@@ -135,6 +145,7 @@ _OWN_KINDS = (Kind.DOCUMENT, Kind.SECRET)
 """Their options are not one member: `read_members` reads them apart."""
 _READ: Mapping[Kind, Callable[[Any], object]] = {
     Kind.OPERATIONS: _read_operations,
+    Kind.METERING: _read_metering,
     Kind.RATE_LIMIT: _read_rate,
 }
 """The member of an option's text, where the text is not the member."""

@@ -28,8 +28,18 @@ def _named(name: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListedPrice:
+    """A metered price in a page of results: at most `amount`; `formula` has the price in words."""
+
+    amount: str
+    currency: str
+    mode: str
+    formula: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedApi:
-    """A listing in a page of results. `match`: the fields that matched the words of a search."""
+    """A listing in a page of results. `match`: the fields that matched the words of a search. `pricing`: of a metered price; None for a fixed one."""
 
     id: str
     name: str
@@ -39,6 +49,7 @@ class ListedApi:
     endpoint: str
     description: str
     match: tuple[str, ...] = ()
+    pricing: ListedPrice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +76,43 @@ class SearchPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuantityPlace:
+    """Where a response states a quantity: in a header, at JSON pointers in its body and in the events of a stream, or as the bytes of its body."""
+
+    header: str | None = None
+    json_pointer: str | None = field(default=None, metadata=_named("json"))
+    sse: str | None = None
+    is_bytes: bool = field(default=False, metadata=_named("bytes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaPart:
+    """One summand: `unit_price` for each `per` units."""
+
+    unit: str
+    unit_price: str
+    quantity: QuantityPlace
+    per: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceFormula:
+    """The formula of a price by use. `absent`: what a call costs whose response reports no usage, `max` or `base`. `show`: callers get the usage header too."""
+
+    parts: tuple[FormulaPart, ...]
+    base: str = "0"
+    absent: str = "max"
+    show: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedOperation:
-    """The price of one operation of a listing. `path`: a template such as `/v1/cities/{city}`."""
+    """The price of one operation of a listing. `path`: a template such as `/v1/cities/{city}`. `metering`: of a price by use, whose maximum is `price_per_request`."""
 
     method: str
     path: str
     price_per_request: str
+    metering: PriceFormula | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +134,12 @@ class OfferedPayment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceQuote:
-    """The price of a call as the gateway quotes it now, with every way to pay it."""
+    """The price of a call as the gateway quotes it now, with every way to pay it. `mode` `metered`: `amount` is the maximum, and `formula` the price in words."""
 
     amount: str
     currency: str
     mode: str = "fixed"
+    formula: str | None = None
     options: tuple[OfferedPayment, ...] = ()
 
 
@@ -165,6 +208,7 @@ class ListingDetails:
     networks: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    metering: PriceFormula | None = None
     operations: tuple[ListedOperation, ...] = ()
     other_paths: str = "serve"
     charge_on: str = "success"

@@ -140,7 +140,9 @@ def match_operation(
     chosen = find_most_specific(candidates, normal_path(rest))
     for reading in other_readings(rest):
         other = find_most_specific(candidates, reading, is_loose=True)
-        if other is not None and (chosen is None or other.price != chosen.price):
+        if other is not None and (
+            chosen is None or (other.price, other.metering) != (chosen.price, chosen.metering)
+        ):
             return AMBIGUOUS_PATH
     return chosen
 

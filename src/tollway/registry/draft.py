@@ -30,6 +30,8 @@ from tollway.registry.listing import (
     payable_assets,
 )
 from tollway.registry.listing_fields import FIELDS
+from tollway.registry.metering import Metering
+from tollway.registry.metering_body import list_usage_headers, read_metering
 from tollway.registry.openapi import DOCUMENT_OPERATIONS_MAX, count_operations
 from tollway.registry.paths import find_path_fault, path_shape
 from tollway.registry.text import (
@@ -336,6 +338,12 @@ def _check_header(name: str) -> str:
     return name
 
 
+def _read_metering(value: object, info: ValidationInfo) -> Metering | None:
+    """`price`, or `price_per_request` of an operation, stands above it."""
+    values = context_of(info).values
+    return read_metering(value, maximum=values.get("price", values.get("price_per_request")))
+
+
 class OperationBody(RequestModel):
     """A priced operation. The rules of its method and path follow in `_read_operation`, after the errors of form."""
 
@@ -344,6 +352,7 @@ class OperationBody(RequestModel):
     price_per_request: Annotated[
         Price, PlainValidator(lambda value, info: _parse_price(value, info, context_of(info).rules))
     ]
+    metering: Annotated[Metering | None, PlainValidator(_read_metering)] = None
 
 
 def _read_operations(value: object, info: ValidationInfo) -> tuple[Operation, ...]:
@@ -383,7 +392,7 @@ def _read_operation(row: object, decimals_max: int | None) -> tuple[Operation | 
         errors.append((("path",), "path", fault))
     if method is None or path is None or price is None:
         return None, errors
-    return Operation(method=method, path=path, price=price), errors
+    return Operation(method=method, path=path, price=price, metering=checked.values.get("metering")), errors
 
 
 _QUERY_NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
@@ -485,6 +494,7 @@ class ListingBody(RequestModel):
     currency: Annotated[str, PlainValidator(_read_currency)]
     networks: Annotated[tuple[ChainId, ...], PlainValidator(_read_networks)] = ()  # empty: the default ones
     price: Annotated[Price, PlainValidator(_read_price), Field(alias="pricePerRequest")]
+    metering: Annotated[Metering | None, PlainValidator(_read_metering)] = None
     endpoint: Annotated[
         str, Strict(), Field(min_length=1, max_length=URL_LENGTH_MAX), AfterValidator(_check_endpoint)
     ]
@@ -533,6 +543,13 @@ def _check_between_members(
         if not is_https and not rules.allow_private_endpoints:
             detail = "must be https: the gateway sends the listing's secret there"
             yield "upstreamAuth", (("endpoint",), "endpoint", detail)
+    operations: tuple[Operation, ...] = values.get("operations", ())
+    formulas = (values.get("metering"), *(one.metering for one in operations))
+    usage = list_usage_headers(formulas)
+    for name in values.get("forward_headers", ()):
+        if name.lower() in usage:
+            detail = f"{name} reports a quantity of metering: no caller may send it to the upstream"
+            yield "forwardHeaders", (("forwardHeaders",), "conflict", detail)
     is_document_valid = "openapi" in values or "openapi" not in body
     if is_document_valid and not _is_document_wanted(body) and "operations" not in body:
         openapi = values.get("openapi")

@@ -17,6 +17,7 @@ from tollway.ids import Address, ChainId, ListingId, format_network
 from tollway.money import Asset, Price
 from tollway.registry.header_names import ALWAYS_FORWARDED, is_control_header, is_header_name
 from tollway.registry.listing_fields import FIELDS, Kind
+from tollway.registry.metering import Metering, write_metering
 from tollway.registry.openapi import DocumentParameter, ProviderDocument, walk_operations
 from tollway.registry.paths import priced_verb
 from tollway.registry.response_headers import find_dropped
@@ -49,11 +50,12 @@ def is_charged(charge_on: ChargeOn, upstream_status: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A price of its own, for one method and path template such as `GET /v1/cities/{city}`."""
+    """A price of its own, for one method and path template such as `GET /v1/cities/{city}`. `metering`: its own formula; without one its price is fixed."""
 
     method: str
     path: str
     price: Price
+    metering: Metering | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,7 @@ class Terms:
     since_ms: int
     until_ms: int | None
     described_digests: tuple[str, ...] = ()
+    metering: Metering | None = None
 
     @property
     def is_active(self) -> bool:
@@ -144,6 +147,7 @@ class ListingMembers:
     contact: str | None = None  # `mailto:` or https
     website: str | None = None  # https, as `terms_url`
     terms_url: str | None = None
+    metering: Metering | None = None  # the formula of `price`, which then is the maximum
 
 
 def list_links(listing: ListingMembers) -> dict[str, str]:
@@ -188,6 +192,7 @@ class Listing(ListingMembers):
         described, digests = self._list_described()
         return Terms(
             price=self.price,
+            metering=self.metering,
             currency=self.currency,
             networks=self.networks,
             pay_to=self.pay_to,
@@ -236,6 +241,17 @@ def _write_rate_limit(limit: RateLimit | None) -> dict[str, Any] | None:
     return None if limit is None else {"calls": limit.calls, "perSeconds": limit.per_s}
 
 
+def _write_operation(operation: Operation) -> dict[str, Any]:
+    """`metering` only where the price is metered."""
+    written = {"method": operation.method, "path": operation.path, "pricePerRequest": operation.price.text}
+    formula = _write_formula(operation.metering)
+    return written if formula is None else {**written, "metering": formula}
+
+
+def _write_formula(metering: Metering | None) -> dict[str, Any] | None:
+    return None if metering is None else write_metering(metering)
+
+
 def _write_secret(auth: UpstreamAuth | None) -> dict[str, Any] | None:
     return None if auth is None else {"in": auth.location, "name": auth.name, "set": auth.value is not None}
 
@@ -247,9 +263,8 @@ _WRITE: Mapping[Kind, Callable[[Any], Any]] = {
     Kind.WORDS: list,
     Kind.PHRASES: list,
     Kind.NETWORKS: lambda networks: [format_network(chain_id) for chain_id in networks],
-    Kind.OPERATIONS: lambda operations: [
-        {"method": one.method, "path": one.path, "pricePerRequest": one.price.text} for one in operations
-    ],
+    Kind.METERING: _write_formula,
+    Kind.OPERATIONS: lambda operations: [_write_operation(one) for one in operations],
     Kind.RATE_LIMIT: _write_rate_limit,
     Kind.SECRET: _write_secret,
 }

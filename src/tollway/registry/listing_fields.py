@@ -28,6 +28,7 @@ class Kind(Enum):
     ADDRESS = auto()
     NETWORKS = auto()
     OPERATIONS = auto()
+    METERING = auto()
     RATE_LIMIT = auto()
     SECRET = auto()
     DOCUMENT = auto()
@@ -69,6 +70,12 @@ FIELDS = (
         is_kept=True,
     ),
     _field("openapiUrl", "openapi_url", Kind.URL, is_kept=True),  # the option of `openapi` sets it too
+    _field(
+        "metering",
+        "metering",
+        Kind.METERING,
+        {"metering": "The formula of a price by use, a JSON file; the price is then the maximum of a call."},
+    ),
     _field(
         "operations",
         "operations",

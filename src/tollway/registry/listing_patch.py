@@ -51,7 +51,16 @@ def parse_form(
     merged = _restore_removed(merge_patch(target, body), members)
     if "openapi" in members:
         merged["openapi"] = members["openapi"]
+    merged["operations"] = _keep_formulas(merged.get("operations"), target["operations"])
     return parse_draft(merged, rules, previous=previous, given=members)
+
+
+def _keep_formulas(operations: object, previous: Iterable[Mapping[str, Any]]) -> object:
+    """The operations of a form, which has no formula, each with the one that it had."""
+    known = {(one["method"], one["path"]): one["metering"] for one in previous if "metering" in one}
+    if not known or not isinstance(operations, list):
+        return operations
+    return [{**one, "metering": known.get((one.get("method"), one.get("path")))} for one in operations]
 
 
 def _join_errors(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tollway.money import LEDGER_DECIMALS_MAX, Price, format_decimal
 
@@ -204,10 +204,73 @@ def list_quantities(formulas: str, measured: str, *, max_units: int, decimals: i
     ]
 
 
-def describe_metering(metering: Metering, currency: str) -> str:
-    """The formula in words: `0.0001 USDC + 0.002 USDC per 1000 prompt tokens`. For lists, pages and the command line."""
-    summands = [] if metering.base.is_free else [f"{metering.base.text} {currency}"]
-    for part in metering.parts:
-        count = f"{part.per} {part.unit}s" if part.per > 1 else part.unit
-        summands.append(f"{part.unit_price} {currency} per {count}")
-    return " + ".join(summands)
+# ---- Words.
+
+_SHOWN_PRICE_MIN = _ATTO // 1_000
+_SHOWN_PER = (1_000, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedPrice:
+    """The price of a call as it is offered: fixed; or, with a formula, a maximum."""
+
+    price: Price
+    metering: Metering | None = None
+
+    def describe(self, currency: str) -> str:
+        """`free`, `0.01 USDC`, or `up to 0.02 USDC: 0.002 per 1,000 prompt tokens`."""
+        if self.price.is_free:
+            return "free"
+        amount = f"{self.price.text} {currency}"
+        return amount if self.metering is None else f"up to {amount}: {describe_metering(self.metering)}"
+
+    def to_json(self, currency: str) -> dict[str, Any]:
+        """`formula` has in words what `metering` has in members."""
+        if self.metering is None:
+            return {"mode": "fixed", "amount": self.price.text, "currency": currency}
+        return {
+            "mode": "metered",
+            "amount": self.price.text,
+            "currency": currency,
+            "formula": describe_metering(self.metering),
+            "metering": write_metering(self.metering),
+        }
+
+
+class HasPrice(Protocol):
+    """A listing, a version of its terms, or an operation."""
+
+    @property
+    def price(self) -> Price: ...
+    @property
+    def metering(self) -> Metering | None: ...
+
+
+def offer(one: HasPrice) -> OfferedPrice:
+    return OfferedPrice(one.price, one.metering)
+
+
+def describe_metering(metering: Metering) -> str:
+    """The formula in words, in the currency of its maximum: `0.0001 per call, 0.002 per 1,000 prompt tokens`. A tiny price is that of a thousand or a million units."""
+    summands = [] if metering.base.is_free else [f"{metering.base.text} per call"]
+    return ", ".join([*summands, *map(_describe_part, metering.parts)])
+
+
+def _describe_part(part: MeteredPart) -> str:
+    atto, per = part.unit_price_atto, part.per
+    for larger in _SHOWN_PER:
+        if 0 < atto < _SHOWN_PRICE_MIN and larger > per and larger % per == 0:
+            atto, per = atto * (larger // per), larger
+    price = format_decimal(atto, decimals=UNIT_PRICE_DECIMALS)
+    return f"{price} per {part.unit}" if per == 1 else f"{price} per {per:,} {_pluralize(part.unit)}"
+
+
+def _pluralize(unit: str) -> str:
+    """The English plural of the last word. An abbreviation such as `KiB` has none."""
+    if not unit[-1].islower():
+        return unit
+    if unit.endswith(("s", "x", "ch", "sh")):
+        return unit + "es"
+    if unit.endswith("y") and unit[-2:-1] not in tuple("aeiou"):
+        return unit[:-1] + "ies"
+    return unit + "s"

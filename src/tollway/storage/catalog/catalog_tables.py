@@ -35,6 +35,7 @@ from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Terms, UpstreamAuth
 from tollway.registry.listing_fields import BY_COLUMN, FIELDS, Kind, ListingField
+from tollway.registry.metering import Metering, read_metering, write_metering
 from tollway.registry.quality import Quality, Reputation
 from tollway.registry.search_tokens import fold
 from tollway.storage.engine.database import add_statement, metadata, partial_index
@@ -62,13 +63,16 @@ _COLUMN_TYPES: Mapping[Kind, TypeEngine[Any]] = {
     Kind.ADDRESS: LargeBinary(20),
     Kind.NETWORKS: Text(),
     Kind.OPERATIONS: Text(),
+    Kind.METERING: Text(),
 }
 """The type of the column of a field. Fields of the other kinds are in several columns, or in a table of their own."""
 
 
 def _list_columns(field: ListingField) -> Iterator[Column[Any]]:
     if field.kind in _COLUMN_TYPES:
-        yield Column(field.attribute, _COLUMN_TYPES[field.kind], nullable=field.kind is Kind.URL)
+        yield Column(
+            field.attribute, _COLUMN_TYPES[field.kind], nullable=field.kind in (Kind.URL, Kind.METERING)
+        )
     if field.attribute == "name":
         yield Column("name_key", _Exact, nullable=False)
     elif field.kind is Kind.PRICE:
@@ -178,6 +182,7 @@ terms_table = Table(
     Column("methods", Text, nullable=False),
     Column("described", Text, nullable=False),
     Column("status", String(10), nullable=False),
+    Column("metering", Text),
     PrimaryKeyConstraint("listing_seq", "version", name="pk_listing_terms"),
     CheckConstraint("until_ms IS NULL OR until_ms >= since_ms", name="ends_after_it_begins"),
 )
@@ -367,6 +372,7 @@ def terms_values(terms: Terms) -> dict[str, Any]:
     return {
         "price": terms.price.text,
         "price_nano": terms.price.nano,
+        "metering": _write_formula(terms.metering),
         "currency": terms.currency,
         "networks": _write(terms.networks),
         "pay_to": bytes(terms.pay_to),
@@ -385,6 +391,7 @@ def read_terms(row: Row[Any]) -> Terms:
     described = [(method, path) for method, path in json.loads(row.described)]
     return Terms(
         price=Price(text=row.price, nano=row.price_nano),
+        metering=_read_formula(row.metering),
         currency=row.currency,
         networks=read_networks(row.networks),
         pay_to=Address(row.pay_to),
@@ -430,16 +437,40 @@ def read_networks(text: str) -> tuple[ChainId, ...]:
 
 
 def _write_operations(operations: Sequence[Operation]) -> str:
-    return _write([[op.method, op.path, op.price.text, op.price.nano] for op in operations])
+    """The formula of a metered operation stands behind its price."""
+    return _write(
+        [
+            [op.method, op.path, op.price.text, op.price.nano]
+            + ([] if op.metering is None else [write_metering(op.metering)])
+            for op in operations
+        ]
+    )
 
 
 def _read_operations(text: str) -> tuple[Operation, ...]:
     if text == NO_OPERATIONS:
         return ()
     return tuple(
-        Operation(method=method, path=path, price=Price(text=price, nano=nano))
-        for method, path, price, nano in json.loads(text)
+        Operation(
+            method=method,
+            path=path,
+            price=Price(text=price, nano=nano),
+            metering=read_metering(formula[0]) if formula else None,
+        )
+        for method, path, price, nano, *formula in json.loads(text)
     )
+
+
+def _write_formula(metering: Metering | None) -> str | None:
+    return (
+        None
+        if metering is None
+        else json.dumps(write_metering(metering), ensure_ascii=False, separators=(",", ":"))
+    )
+
+
+def _read_formula(text: str | None) -> Metering | None:
+    return None if text is None else read_metering(json.loads(text))
 
 
 def _as_it_is(value: Any) -> Any:
@@ -453,6 +484,7 @@ _CODECS: Mapping[Kind, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     Kind.ADDRESS: (bytes, Address),
     Kind.NETWORKS: (_write, read_networks),
     Kind.OPERATIONS: (_write_operations, _read_operations),
+    Kind.METERING: (_write_formula, _read_formula),
 }
 _STORED = tuple(
     (field.attribute, *_CODECS.get(field.kind, (_as_it_is, _as_it_is)))

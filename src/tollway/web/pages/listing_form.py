@@ -22,6 +22,7 @@ FormValues = Mapping[str, str]
 
 _PARTS: Mapping[Kind, tuple[str, ...]] = {
     Kind.SECRET: ("upstreamAuth.in", "upstreamAuth.name", "upstreamAuth.value", "upstreamAuth.again"),
+    Kind.METERING: (),
     Kind.RATE_LIMIT: ("rateLimit.calls", "rateLimit.perSeconds"),
     Kind.DOCUMENT: ("openapi", "fetchDocument", "removeDocument"),
 }

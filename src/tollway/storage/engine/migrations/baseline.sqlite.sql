@@ -163,6 +163,7 @@ CREATE TABLE listing (
   auth_name TEXT,
   auth_sealed BLOB,
   openapi_url TEXT,
+  metering TEXT,
   signature VARCHAR(16) NOT NULL,
   rate_calls INTEGER,
   rate_per_s INTEGER,
@@ -720,6 +721,7 @@ CREATE TABLE listing_terms (
   methods TEXT NOT NULL,
   described TEXT NOT NULL,
   status VARCHAR(10) NOT NULL,
+  metering TEXT,
   CONSTRAINT pk_listing_terms PRIMARY KEY (listing_seq, version),
   CONSTRAINT ck_listing_terms_ends_after_it_begins CHECK (until_ms IS NULL OR until_ms >= since_ms),
   CONSTRAINT fk_listing_terms_listing FOREIGN KEY(listing_seq) REFERENCES listing (seq)
