@@ -3,33 +3,47 @@
 from dataclasses import replace
 
 from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
+from tests.kit.metering import sample_metering
 from tollway.discovery.listing_view import PRICES_MAX, arguments_json, list_prices
 from tollway.discovery.operations import Argument
 from tollway.money import Price
 from tollway.registry.listing import Operation
+from tollway.registry.metering import offer
 
 DEAR = Operation(method="GET", path="/dear", price=Price.parse("2.5"))
 
 
 def test_the_quoted_price_is_the_listings_own_when_an_operation_has_it() -> None:
-    assert show_listing().quoted_price.text == "0.01"
-    assert show_listing(operations=(DEAR,)).quoted_price.text == "0.01"
+    assert show_listing().quoted_price.price.text == "0.01"
+    assert show_listing(operations=(DEAR,)).quoted_price.price.text == "0.01"
 
 
 def test_else_it_is_the_first_that_something_costs() -> None:
     free = Operation(method="GET", path="/free", price=Price.parse("0"))
-    assert show_listing(operations=(free, DEAR), other_paths="refuse").quoted_price.text == "2.5"
-    assert show_listing(operations=(free,), other_paths="refuse").quoted_price.text == "0"
+    assert show_listing(operations=(free, DEAR), other_paths="refuse").quoted_price.price.text == "2.5"
+    assert show_listing(operations=(free,), other_paths="refuse").quoted_price.price.text == "0"
 
 
 def test_each_price_is_listed_once_its_own_first_and_only_so_many() -> None:
     view = show_listing(operations=(DEAR, replace(DEAR, path="/other", price=Price.parse("2.50"))))
-    assert [price.text for price in list_prices(view.listing, view.operations)] == ["0.01", "2.5"]
+    assert [one.price.text for one in list_prices(view.listing, view.operations)] == ["0.01", "2.5"]
     (whole,) = show_listing().operations
     many = [replace(whole, price=Price.from_nano(number + 1)) for number in range(500)]
     prices = list_prices(view.listing, many)
     assert len(prices) == PRICES_MAX
-    assert prices[0].text == "0.01"
+    assert prices[0].price.text == "0.01"
+
+
+def test_a_metered_price_is_another_than_the_fixed_price_of_its_amount() -> None:
+    metered = replace(DEAR, path="/metered", metering=sample_metering())
+    view = show_listing(operations=(DEAR, metered))
+    rails = [[option["rail"] for option in view.options[offer(one)]] for one in (DEAR, metered)]
+    assert rails == [["tx", "x402"], ["tx"]]
+    assert [one.metering for one in list_prices(view.listing, view.operations)] == [
+        None,
+        None,
+        metered.metering,
+    ]
 
 
 def test_the_url_of_an_operation_keeps_the_braces_of_its_template() -> None:

@@ -13,6 +13,7 @@ from tollway.discovery.openapi import build_openapi, payment_info
 from tollway.ids import Address
 from tollway.money import Price
 from tollway.registry.listing import Listing, Operation, UpstreamAuth
+from tollway.registry.metering import OfferedPrice
 from tollway.registry.text import find_refused_character
 
 PROVIDER = Address.parse("0x" + "11" * 20)
@@ -298,11 +299,11 @@ def test_no_document_makes_it_invalid(operation: Any, parameter: Any, response: 
 TOKEN = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
 BY_TX = {"rail": "tx", "token": TOKEN, "amount": "10000", "network": "eip155:84532"}
 SIGNED_INFO = {**BY_TX, "rail": "x402"}
-PRICE = Price.parse("0.01")
+PRICE = OfferedPrice(Price.parse("0.01"))
 
 
 def test_a_free_operation_has_none() -> None:
-    assert payment_info(Price.parse("0"), "USDC", [SIGNED_INFO], has_mpp=True) is None
+    assert payment_info(OfferedPrice(Price.parse("0")), "USDC", [SIGNED_INFO], has_mpp=True) is None
 
 
 def test_both_shapes_have_the_same_price() -> None:

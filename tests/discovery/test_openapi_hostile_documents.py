@@ -68,7 +68,7 @@ def write_all(openapi: dict[str, Any]) -> dict[str, Any]:
     written = build_openapi(
         view.listing,
         gateway_url=view.gateway_url,
-        options_at=lambda price: view.options.get(price.nano, ()),
+        options_at=lambda offered: view.options.get(offered, ()),
         has_mpp=True,
     )
     render_json(describe_listing(view, openapi=written, bazaar=None))

@@ -403,7 +403,7 @@ async def test_a_document_of_a_published_shape_is_listed(published: Published) -
     assert tuple(sorted({one.code for one in warnings} - {"unusual_currency"})) == published.codes
     validate(
         build_openapi(
-            view.listing, gateway_url=view.gateway_url, options_at=lambda price: view.options[price.nano]
+            view.listing, gateway_url=view.gateway_url, options_at=lambda offered: view.options[offered]
         )
     )
     for operation in view.operations:

@@ -237,6 +237,7 @@ class Op:
     method: str
     path: str
     price: int
+    metering: str | None = None
 
 
 OPERATIONS = [
@@ -311,4 +312,6 @@ def test_refuses_a_path_that_another_server_would_price_differently(method: str,
 def test_one_price_leaves_nothing_to_confuse() -> None:
     operations = [Op("GET", "/v1/{x}", 1), Op("GET", "/v1/list", 1)]
     assert match_operation(operations, "GET", "/v1/LIST") == operations[0]
+    metered = [operations[0], Op("GET", "/v1/list", 1, metering="a formula")]
+    assert isinstance(match_operation(metered, "GET", "/v1/LIST"), Problem)
     assert match_operation([], "GET", "/v1/%2e%2e/x") is None

@@ -112,7 +112,7 @@ def show_listing(
         listing=listing,
         operations=operations,
         details=encoder.details(listing, reputation),
-        options={price.nano: encoder.options(listing, price) for price in list_prices(listing, operations)},
+        options={one: encoder.options(listing, one) for one in list_prices(listing, operations)},
         public_url=public_url,
         verified_at=None if reputation.verified_ms is None else format_time(reputation.verified_ms),
         has_mpp=has_mpp,

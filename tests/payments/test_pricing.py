@@ -1,10 +1,12 @@
 """The price rules as tables: no edit between quote and call costs the caller."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
+from tests.kit.metering import sample_metering
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
@@ -413,6 +415,13 @@ def test_the_listings_networks_come_in_its_order_then_their_assets() -> None:
 def test_no_requirement_where_no_authorisation_can_pay(changes: dict[str, Any], price: str) -> None:
     assert listed(operation_price(price, **changes)) == []
     assert current_requirements(operation_price(price, **changes), FEE_RULES, timeout_s=30) == ()
+
+
+def test_no_authorisation_pays_a_metered_price_and_one_may_pay_the_fixed_price_before() -> None:
+    metered = replace(operation_price("0.02", networks=(B,)), formulas=(sample_metering(),))
+    assert listed(metered) == []
+    assert current_requirements(metered, FEE_RULES, timeout_s=30) == ()
+    assert listed(metered, operation_price(until_s_ago=5, networks=(B,))) == [(USDC_B, 10**16, NEW_PAYEE)]
 
 
 def test_every_version_of_the_last_ten_minutes_counts_the_current_one_first() -> None:

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from tests.kit.listings import sample_listing
+from tests.kit.metering import sample_metering
 from tollway.ids import Address, ChainId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Terms, list_payment_options, list_transaction_options
+from tollway.registry.metering import OfferedPrice
 
 PAYEE, TOKEN, OTHER = Address(b"\xaa" * 20), Address(b"\x11" * 20), Address(b"\x22" * 20)
 A, B, C = ChainId(1), ChainId(2), ChainId(3)
@@ -77,7 +79,7 @@ def test_an_authorisation_follows_each_asset_that_supports_it_and_can_be_settled
 
     found = list_payment_options(
         terms,
-        Price.parse("0.01"),
+        OfferedPrice(Price.parse("0.01")),
         assets=(signed, EIGHTEEN, unsettled),
         confirmations_for=lambda asset, units: 7,
         timeout_s=30,
@@ -91,3 +93,16 @@ def test_an_authorisation_follows_each_asset_that_supports_it_and_can_be_settled
     ]
     assert {one.amount_base_units for one in found if one.asset == signed} == {10_000}
     assert asked == [(signed, 10_000), (unsettled, 10_000)]  # EIGHTEEN takes no authorisation
+
+
+def test_a_metered_price_is_paid_by_transactions_alone() -> None:
+    signed = replace(SIX, domain=TokenDomain(name="USD Coin", version="2"))
+    found = list_payment_options(
+        terms_of(currency="USDC", networks=(A,)),
+        OfferedPrice(Price.parse("0.02"), sample_metering()),
+        assets=(signed,),
+        confirmations_for=lambda asset, units: 7,
+        timeout_s=30,
+        is_offered=lambda asset, units: True,
+    )
+    assert [(one.rail, one.amount_base_units) for one in found] == [("tx", 20_000)]

@@ -20,6 +20,7 @@ from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.limits import KIB, MIB, Limits
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing, list_links
+from tollway.registry.metering import offer
 
 AGENT_BYTES_MAX = 8 * KIB
 """Of each page. A page after the first has more when its only operation does."""
@@ -137,12 +138,17 @@ def describe_operation(view: ListingView, operation: ApiOperation) -> dict[str, 
         "tool": operation.tool,
         "method": operation.method,
         "path": operation.path,
-        "price": f"{operation.price.text} {view.listing.currency}",
+        "price": _describe_price(view, operation),
         **({"summary": _cut_bytes(summary, SUMMARY_BYTES_MAX)} if summary else {}),
         **({"bodyType": operation.body_type} if operation.body_type else {}),
         **({"example": example} if example else {}),
         "leftOut": [*_input_members(operation), *_output_members(operation)],
     }
+
+
+def _describe_price(view: ListingView, operation: ApiOperation) -> str:
+    offered, currency = offer(operation), view.listing.currency
+    return f"{operation.price.text} {currency}" if operation.price.is_free else offered.describe(currency)
 
 
 def _example(view: ListingView, operation: ApiOperation) -> dict[str, Any] | None:
@@ -217,7 +223,7 @@ def _add_members(entry: Mapping[str, Any], members: Mapping[str, Any]) -> dict[s
 def _describe_all_but_operations(view: ListingView, limits: Limits) -> dict[str, Any]:
     """First what every document has, with one option to pay for each rail; then the description, the tags and further options, while they leave
     `OPERATIONS_BYTES_MIN` to the operations."""
-    options = view.options[view.quoted_price.nano]
+    options = view.options[view.quoted_price]
     chosen = _first_of_each_rail(options)
     content = _required_members(view, limits, chosen)
     left = AGENT_BYTES_MAX - OPERATIONS_BYTES_MIN - json_size(content)
@@ -326,9 +332,9 @@ def _description(listing: Listing) -> object:
 
 def _payment(view: ListingView, chosen: Sequence[int]) -> dict[str, Any]:
     """`chosen`: the positions of the options in the document."""
-    price = view.quoted_price
-    options = view.options[price.nano]
-    payment: dict[str, Any] = {"required": not _is_all_free(view), **view.price_json(price)}
+    offered = view.quoted_price
+    options = view.options[offered]
+    payment: dict[str, Any] = {"required": not _is_all_free(view), **view.price_json(offered)}
     if not options:
         return payment
     payment["steps"] = (
@@ -338,7 +344,7 @@ def _payment(view: ListingView, chosen: Sequence[int]) -> dict[str, Any]:
     if len(chosen) < len(options):
         payment["optionsLeftOut"] = len(options) - len(chosen)
         payment["optionsAt"] = _path_of(view, "discovery")
-    if any(one.price.nano != price.nano for one in view.operations):
+    if any(offer(one) != offered for one in view.operations):
         payment["otherPrices"] = "an option's amount = price x 10^decimals"
     payment["rails"] = list_rails(view, frozenset(option["rail"] for option in options))
     return payment

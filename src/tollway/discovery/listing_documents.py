@@ -22,6 +22,7 @@ from tollway.discovery.requests import example_json
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.limits import MIB
 from tollway.registry.listing import list_links
+from tollway.registry.metering import offer
 
 SCHEMAS_BYTES_MAX = 1 * MIB
 """Of all operations together. A short document can reference one large schema two thousand times."""
@@ -71,7 +72,7 @@ def _pricing(view: ListingView) -> dict[str, Any]:
     pricing = dict(view.details["pricing"])
     if others:
         pricing["otherPrices"] = [
-            {**view.price_json(price), "options": view.options[price.nano]} for price in others
+            {**view.price_json(offered), "options": view.options[offered]} for offered in others
         ]
     return pricing
 
@@ -100,7 +101,7 @@ def _operation(view: ListingView, operation: ApiOperation) -> dict[str, Any]:
         "summary": operation.summary,
         "description": operation.description,
         "isAny": operation.is_any,
-        "price": {"mode": "fixed", **view.price_json(operation.price)},
+        "price": offer(operation).to_json(view.listing.currency),
         "arguments": arguments_json(operation),
         "bodyType": operation.body_type,
         "inputSchema": operation.input_schema,
@@ -135,10 +136,14 @@ def _head(view: ListingView, words_max: int) -> str:
     listing = view.listing
     words = escape_markdown(clean_line(listing.description, words_max))
     name = escape_markdown(clean_line(listing.name, _NAME_LENGTH_MAX))
-    price = view.quoted_price
-    cost = (
-        "free" if price.is_free else f"{price.text} {listing.currency} for each call, if not said otherwise"
-    )
+    offered = view.quoted_price
+    cost = offered.describe(listing.currency)
+    if not offered.price.is_free:
+        cost = (
+            f"{cost} for each call, if not said otherwise"
+            if offered.metering is None
+            else f"{cost}, if not said otherwise"
+        )
     return (
         f"# {name}\n\n"
         + (f"> {words}\n\n" if words else "")
@@ -188,8 +193,7 @@ def _operation_line(view: ListingView, operation: ApiOperation) -> str:
     if operation.is_any:
         return f"- any method and path below {view.gateway_url}\n"
     path = _NOT_IN_CODE.sub("", operation.path)[:_PATH_LENGTH_MAX] or "/"
-    price = operation.price
-    cost = "free" if price.is_free else f"{price.text} {view.listing.currency}"
+    cost = offer(operation).describe(view.listing.currency)
     summary = escape_markdown(clean_line(operation.summary, _SUMMARY_MAX))
     return f"- `{operation.method} {path}` ({cost})" + (f": {summary}" if summary else "") + "\n"
 

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 from tollway.discovery.operations import ApiOperation, Argument
-from tollway.money import Price
 from tollway.registry.listing import Listing
+from tollway.registry.metering import OfferedPrice, offer
 from tollway.registry.quality import Quality
 
 UNTRUSTED_NOTICE = (
@@ -27,7 +27,7 @@ Options = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingView:
-    """`details`: the response of `GET /apis/{apiId}`. `options`: of each price of `list_prices`, by the price in nano units. `public_url` without a final slash.
+    """`details`: the response of `GET /apis/{apiId}`. `options`: of each price of `list_prices`. `public_url` without a final slash.
     `verified_at`: time of the last proof that the provider owns the endpoint's origin, as text; None without a proof. `quality`: None where too few calls were measured.
 
     `has_mpp`: whether a 402 offers MPP now. `is_bound_only`: whether `X-Signature` must have the bound form.
@@ -36,7 +36,7 @@ class ListingView:
     listing: Listing
     operations: tuple[ApiOperation, ...]
     details: Mapping[str, Any]
-    options: Mapping[int, Options]
+    options: Mapping[OfferedPrice, Options]
     public_url: str
     verified_at: str | None = None
     quality: Quality | None = None
@@ -53,28 +53,32 @@ class ListingView:
         return links
 
     @property
-    def quoted_price(self) -> Price:
+    def quoted_price(self) -> OfferedPrice:
         """The price of the payment options: the listing's own, or, when no operation has it, the first price of an operation, preferably not free."""
         own, *others = list_prices(self.listing, self.operations)
-        if not others or any(one.price.nano == own.nano for one in self.operations):
+        if not others or any(offer(one) == own for one in self.operations):
             return own
-        return next((price for price in others if not price.is_free), others[0])
+        return next((one for one in others if not one.price.is_free), others[0])
 
     def url_of(self, operation: ApiOperation) -> str:
         """The URL of an operation, with the braces of its template; other characters that are invalid in a URL are escaped."""
         return self.gateway_url + quote(operation.path, safe="/{}%:@!$&'()*+,;=~-._")
 
-    def price_json(self, price: Price) -> dict[str, str]:
-        return {"amount": price.text, "currency": self.listing.currency}
+    def price_json(self, offered: OfferedPrice) -> dict[str, Any]:
+        """`mode` and the formula of a metered price only."""
+        members = offered.to_json(self.listing.currency)
+        if offered.metering is None:
+            del members["mode"]
+        return members
 
 
-def list_prices(listing: Listing, operations: Sequence[ApiOperation]) -> list[Price]:
+def list_prices(listing: Listing, operations: Sequence[ApiOperation]) -> list[OfferedPrice]:
     """The listing's own price, then those of its operations, without duplicates, up to `PRICES_MAX`."""
-    found = {listing.price.nano: listing.price}
+    found = dict.fromkeys([offer(listing)])
     for operation in operations:
         if len(found) < PRICES_MAX:
-            found.setdefault(operation.price.nano, operation.price)
-    return list(found.values())
+            found.setdefault(offer(operation))
+    return list(found)
 
 
 def arguments_json(operation: ApiOperation) -> dict[str, dict[str, Any]]:

@@ -19,8 +19,8 @@ from tollway.discovery.operations import (
 )
 from tollway.discovery.safe_text import clean_line, clean_prose
 from tollway.discovery.schemas import SchemaCopier, SchemaCopy
-from tollway.money import Price
 from tollway.registry.listing import Listing, is_offered
+from tollway.registry.metering import OfferedPrice, describe_metering, offer, write_metering
 from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument
 
 OFFERS_MAX = 8
@@ -30,19 +30,24 @@ _CODE = re.compile(r"[A-Z]{3}")
 
 
 def payment_info(
-    price: Price, currency: str, options: Sequence[Mapping[str, Any]], *, has_mpp: bool
+    offered: OfferedPrice, currency: str, options: Sequence[Mapping[str, Any]], *, has_mpp: bool
 ) -> dict[str, Any] | None:
-    """The member `x-payment-info`; None for a free operation. `options`: every way to pay the price, as in a 402.
+    """The member `x-payment-info`; None for a free operation. `options`: every way to pay the price, as in a 402. A metered price is `dynamic`.
 
     Crawlers support authorisations only; payment by a transaction is in the 402 and in the agent document.
     """
+    price, metering = offered.price, offered.metering
     if price.is_free:
         return None
     signed = [option for option in options if option.get("rail") == "x402" and "token" in option]
     code = "USD" if currency in _DOLLARS else currency
     info: dict[str, Any] = {}
-    if _CODE.fullmatch(code):
+    if _CODE.fullmatch(code) and metering is None:
         info["price"] = {"mode": "fixed", "currency": code, "amount": price.text}
+    elif _CODE.fullmatch(code) and metering is not None:
+        info["price"] = {"mode": "dynamic", "currency": code, "min": metering.base.text, "max": price.text}
+    if metering is not None:
+        info |= {"formula": describe_metering(metering), "metering": write_metering(metering)}
     protocols: list[dict[str, Any]] = [{"x402": {}}] if signed else []
     if signed and has_mpp:
         mpp = {"method": "evm", "intent": "charge", "currency": signed[0]["token"]}
@@ -61,7 +66,7 @@ def payment_info(
     return info
 
 
-OptionsAt = Callable[[Price], Sequence[Mapping[str, Any]]]
+OptionsAt = Callable[[OfferedPrice], Sequence[Mapping[str, Any]]]
 
 SCHEMAS_WEIGHT_MAX = 2 * 1024 * 1024
 """About the characters of all schemas together. The provider's document can reference one schema often; here each copy is written out."""
@@ -106,7 +111,7 @@ class _OpenApiWriter:
         )
         self._refs: set[str] = set()
         self._weight_left = SCHEMAS_WEIGHT_MAX
-        self._infos: dict[int, dict[str, Any] | None] = {}
+        self._infos: dict[OfferedPrice, dict[str, Any] | None] = {}
 
     def write(self) -> dict[str, Any]:
         paths: dict[str, dict[str, Any]] = {}
@@ -168,7 +173,7 @@ class _OpenApiWriter:
                     "operationId": f"{operation.tool}_{method.lower()}",
                     "summary": f"{method} the endpoint",
                     "description": "Nothing more is documented. Paths below the endpoint are served too.",
-                    **self._paid(operation.price),
+                    **self._paid(offer(operation)),
                     "parameters": [_ANY_QUERY_PARAMETER],
                     **({"requestBody": body} if (body := _any_body(method)) else {}),
                     "responses": self._responses(None, is_free=operation.price.is_free),
@@ -197,7 +202,7 @@ class _OpenApiWriter:
                 written["tags"] = list(dict.fromkeys(name for name in named if name))
             if source.content.get("deprecated") is True:
                 written["deprecated"] = True
-        written |= self._paid(operation.price)
+        written |= self._paid(offer(operation))
         parameters = self._parameters(sourced)
         if parameters:
             written["parameters"] = parameters
@@ -207,14 +212,14 @@ class _OpenApiWriter:
         written["responses"] = self._responses(source, is_free=operation.price.is_free)
         return written
 
-    def _paid(self, price: Price) -> dict[str, Any]:
+    def _paid(self, offered: OfferedPrice) -> dict[str, Any]:
         """`security` is empty, because a call needs a payment and no credential."""
-        if price.nano not in self._infos:
-            options = self._options_at(price)
-            self._infos[price.nano] = payment_info(
-                price, self._listing.currency, options, has_mpp=self._has_mpp
+        if offered not in self._infos:
+            options = self._options_at(offered)
+            self._infos[offered] = payment_info(
+                offered, self._listing.currency, options, has_mpp=self._has_mpp
             )
-        info = self._infos[price.nano]
+        info = self._infos[offered]
         return {"security": []} if info is None else {"security": [], "x-payment-info": info}
 
     # ---- Requests.

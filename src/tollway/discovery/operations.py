@@ -15,6 +15,7 @@ from tollway.discovery.schemas import SchemaBundler, SchemaCopier, SchemaCopy
 from tollway.discovery.tool_names import WHOLE_LISTING_TOOL, NamedOperation, name_tools
 from tollway.money import Price
 from tollway.registry.listing import Listing, Operation, accepts_method, is_offered
+from tollway.registry.metering import Metering, OfferedPrice, offer
 from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument
 from tollway.registry.paths import PathTree, normal_path, priced_verb
 
@@ -62,6 +63,8 @@ class ApiOperation:
 
     `response_example`: of a successful response, a part of the document as it is there; None without one.
 
+    `metering`: the formula of `price`, which then is the maximum.
+
     `is_any`: no operation is documented, and this one stands for every method and path of the listing. It has no `arguments`; the members of `input_schema` are
     `method`, `path` (below the endpoint: empty, or with its slash), `query` (an object of texts) and `body` (any JSON)."""
 
@@ -79,6 +82,7 @@ class ApiOperation:
     is_body_file: bool = False
     is_any: bool = False
     response_example: Any = None
+    metering: Metering | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +151,7 @@ class _OperationReader:
                 yield SourcedOperation(operation=self._priced(operation), source=None)
 
     def _documented(self, operation: DocumentOperation) -> ApiOperation:
-        content = operation.content
+        content, offered = operation.content, self._find_price(operation)
         body = self._read_body(content)
         inputs = _InputSchema()
         for parameter in self._document.list_parameters(operation):
@@ -173,13 +177,14 @@ class _OperationReader:
             body_type=None if body is None else body.media_type,
             form_fields=() if body is None else body.form_fields,
             is_body_file=body is not None and body.is_file,
-            price=self._find_price(operation),
+            price=offered.price,
+            metering=offered.metering,
         )
 
-    def _find_price(self, operation: DocumentOperation) -> Price:
+    def _find_price(self, operation: DocumentOperation) -> OfferedPrice:
         tree = self._prices.get(priced_verb(operation.method))
         found = None if tree is None else tree.find(normal_path(operation.path))
-        return self._listing.price if found is None else found
+        return offer(self._listing) if found is None else found
 
     def _priced(self, operation: Operation) -> ApiOperation:
         inputs = _InputSchema()
@@ -203,6 +208,7 @@ class _OperationReader:
             output_schema=None,
             body_type="application/json" if has_body else None,
             price=operation.price,
+            metering=operation.metering,
         )
 
     def _read_body(self, content: Mapping[str, Any]) -> "_RequestBody | None":
@@ -351,12 +357,12 @@ def _path_key(path: str) -> str:
     return _VARIABLE.sub("{}", normal_path(path))
 
 
-def _make_price_trees(listing: Listing) -> dict[str, PathTree[Price]]:
+def _make_price_trees(listing: Listing) -> dict[str, PathTree[OfferedPrice]]:
     """The trees are by verb. A part of a template's calls with a price of its own is an operation too."""
-    trees: dict[str, PathTree[Price]] = {}
+    trees: dict[str, PathTree[OfferedPrice]] = {}
     for operation in listing.operations:
         tree = trees.setdefault(priced_verb(operation.method), PathTree())
-        tree.add(normal_path(operation.path), operation.price)
+        tree.add(normal_path(operation.path), offer(operation))
     return trees
 
 
@@ -388,5 +394,6 @@ def describe_whole_listing(listing: Listing) -> ApiOperation:
         output_schema=None,
         body_type=None,
         price=listing.price,
+        metering=listing.metering,
         is_any=True,
     )

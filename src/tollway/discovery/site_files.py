@@ -14,6 +14,7 @@ from tollway.discovery.listing_view import MCP_REVISIONS, UNTRUSTED_NOTICE
 from tollway.discovery.payment_guide import GUIDE_PATH
 from tollway.discovery.safe_text import clean_line
 from tollway.registry.listing import Listing
+from tollway.registry.metering import offer
 
 TEXT_LENGTH_MAX = 3_999
 """Crawlers warn about a longer `llms.txt`."""
@@ -105,7 +106,9 @@ def _list_apis(public_url: str, listings: Sequence[Listing], *, total: int, leng
 def _listing_line(public_url: str, listing: Listing) -> str:
     name = escape_markdown(clean_line(listing.name, _NAME_LENGTH_MAX)) or listing.id
     words = escape_markdown(clean_line(listing.description, _WORDS_MAX))
-    cost = "free" if listing.price.is_free else f"{listing.price.text} {listing.currency} a call"
+    cost = offer(listing).describe(listing.currency)
+    if not listing.price.is_free and listing.metering is None:
+        cost += " a call"
     url = f"{public_url}/api/v2/apis/{listing.id}/llms.txt"
     return f"- [{name}]({url}): {cost}" + (f". {words}" if words else "") + "\n"
 

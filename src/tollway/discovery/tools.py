@@ -13,6 +13,7 @@ from tollway.discovery.safe_text import clean_line
 from tollway.discovery.tool_names import title_of
 from tollway.ids import ListingId
 from tollway.registry.listing import Listing
+from tollway.registry.metering import offer
 
 TOOLS_PER_PAGE = 50
 TOOL_RESPONSE_BYTES_MAX = 1024 * 1024
@@ -288,11 +289,11 @@ def _without_header_hints(schema: Any) -> Any:
 
 def _describe(listing: Listing, operation: ApiOperation) -> str:
     """What the tool does, in the provider's words; then the price, and what the quotation marks mean."""
-    cost = (
-        "Free of charge"
-        if operation.price.is_free
-        else f"Costs {operation.price.text} {listing.currency} a call"
-    )
+    cost = "Free of charge"
+    if operation.metering is not None:
+        cost = f"Costs {offer(operation).describe(listing.currency)}"
+    elif not operation.price.is_free:
+        cost = f"Costs {operation.price.text} {listing.currency} a call"
     route = "any method and path" if operation.is_any else f"{operation.method} {operation.path or '/'}"
     words = " ".join(text for text in (operation.summary, operation.description) if text)
     quoted = _quote((words + " - " if words else "") + f"{route} of {clean_line(listing.name, 120)}")

@@ -25,6 +25,7 @@ from tollway.gateway.idempotency import (
 )
 from tollway.gateway.messages import ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
+    METERED,
     RAIL_WITHDRAWN,
     authorization_public,
     authorization_used,
@@ -128,10 +129,11 @@ class AuthorizationRail:
         self, operation_price: OperationPrice, listing: Listing
     ) -> tuple[PaymentRequirement, ...]:
         """The payment requirements of a 402: the current price, in every asset that can be settled now."""
-        quoted = self._quotes.find(listing, operation_price.price.text)
+        key = (operation_price.price.text, operation_price.formulas)
+        quoted = self._quotes.find(listing, key)
         if quoted is None:
             quoted = current_requirements(operation_price, self.rules, timeout_s=listing.timeout_s)
-            self._quotes.put(listing, operation_price.price.text, quoted)
+            self._quotes.put(listing, key, quoted)
         return tuple([one for one in quoted if self.settlement.is_offered(one.asset, one.units, listing.id)])
 
     def list_requirements(self, route: Route) -> tuple[PaymentRequirement, ...]:
@@ -253,7 +255,10 @@ class AuthorizationPayment(CallPayment):
 
     def _match(self) -> tuple[PaymentRequirement, Authorization]:
         """Finds the requirement that the authorisation meets. Raises Refusal where there is none."""
-        matched = match_requirement(self.proof, self._rail.list_requirements(self.route))
+        requirements = self._rail.list_requirements(self.route)
+        if not requirements and self.route.operation_prices[0].formulas:
+            raise Refusal(METERED)
+        matched = match_requirement(self.proof, requirements)
         if isinstance(matched, Problem):
             raise Refusal(matched)
         return matched

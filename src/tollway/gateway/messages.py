@@ -14,6 +14,7 @@ from tollway.observability.call_trace import CallTrace
 from tollway.payments.pricing import PaymentRequirement
 from tollway.per_call_record import per_call_record
 from tollway.registry.listing import CatalogEntry
+from tollway.registry.metering import Metering
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -121,11 +122,12 @@ class ProxyResponse:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
     """The terms in the 402 of an unpaid call. `requirements`: the payment requirements of an authorisation (x402, MPP), in the listing's
-    order of preference; empty where none can be settled now."""
+    order of preference; empty where none can be settled now, and of a metered price. `metering`: its formula; `price` is then the maximum."""
 
     entry: CatalogEntry
     price: Price
     expires_ms: int
+    metering: Metering | None = None
     find_requirements: Callable[[], tuple[PaymentRequirement, ...]] = tuple
     _requirements: list[tuple[PaymentRequirement, ...]] = field(
         default_factory=list, init=False, repr=False, compare=False

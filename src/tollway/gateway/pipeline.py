@@ -307,6 +307,7 @@ class CallPipeline:
         return Quote(
             entry=route.entry,
             price=operation_price.price,
+            metering=next(iter(operation_price.formulas), None),
             expires_ms=request.received_ms + self._limits.price_memory_s * 1000,
             find_requirements=partial(self._find_requirements, operation_price, route.listing),
         )

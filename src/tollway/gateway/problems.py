@@ -22,7 +22,9 @@ from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempot
 from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState
 from tollway.money import Asset, Price
+from tollway.payments.wire import AuthorizationReason, explain_authorization
 from tollway.registry.listing import CatalogEntry, Listing
+from tollway.registry.metering import offer
 from tollway.registry.moderation import BlockedWallet, describe_block, describe_suspension
 
 STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -207,10 +209,11 @@ def require_payment(quote: Quote) -> ProblemResponse:
         if quote.requirements
         else ""
     )
+    kept = "" if quote.metering is None else " What the call does not use stays as your credit."
     problem = Problem(
         code=Code.PAYMENT_REQUIRED,
-        detail=f"This call costs {quote.price.text} {listing.currency}. Send the amount to payTo on one of the networks "
-        f"in payment.options, then repeat the call with X-Payment-Tx and X-Signature.{other}",
+        detail=f"This call costs {offer(quote).describe(listing.currency)}. Send the amount to payTo on one of the networks "
+        f"in payment.options, then repeat the call with X-Payment-Tx and X-Signature.{kept}{other}",
         payment_state="none",
     )
     return ProblemResponse(problem=problem, quote=quote)
@@ -508,6 +511,11 @@ RAIL_WITHDRAWN = Problem(
     "another option of the terms.",
     reason="rail_withdrawn",
     payment_state="none",
+)
+METERED = explain_authorization(
+    AuthorizationReason.SCHEME,
+    "The price of this call is metered, and a signed payment cannot take less than was signed. Nothing was spent; pay by a transaction of your own, or "
+    "with credit.",
 )
 NOT_COVERED = Problem(
     code=Code.PAYMENT_VERIFICATION_FAILED,

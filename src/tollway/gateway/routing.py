@@ -285,8 +285,10 @@ class Router:
         key = index if operation is None else (index, operation.method, operation.path)
         found = self._prices.find(entry.listing, key)
         if found is None or found.terms is not version:
-            price = version.price if operation is None else operation.price
-            found = self._prices.put(entry.listing, key, OperationPrice(terms=version, price=price))
+            priced = version if operation is None else operation
+            formulas = () if priced.metering is None else (priced.metering,)
+            price = OperationPrice(terms=version, price=priced.price, formulas=formulas)
+            found = self._prices.put(entry.listing, key, price)
         return found
 
     def _find_old_description(

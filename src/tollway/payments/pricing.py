@@ -183,7 +183,7 @@ def list_requirements(
     now_ms: int,
     limits: Limits,
 ) -> tuple[PaymentRequirement, ...]:
-    """The requirements that count now, without duplicates: of every version in force within the last ten minutes, the current one
+    """The requirements that count now, without duplicates, none of a metered price, which cannot take less than was signed: of every version in force within the last ten minutes, the current one
     (the first of `operation_prices`) first; within a version in the order of its networks, then of its assets."""
     if not operation_prices:
         return ()
@@ -213,7 +213,7 @@ def _requirements_of(
     timeout_s: int,
 ) -> list[PaymentRequirement]:
     terms, price = operation_price.terms, operation_price.price
-    if price.is_free:
+    if price.is_free or operation_price.formulas:
         return []
     networks = [chain_id for chain_id in terms.networks if chain_id in chains]
     assets = (asset for chain_id in networks for asset in rules[chain_id].assets)

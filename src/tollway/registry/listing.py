@@ -17,7 +17,7 @@ from tollway.ids import Address, ChainId, ListingId, format_network
 from tollway.money import Asset, Price
 from tollway.registry.header_names import ALWAYS_FORWARDED, is_control_header, is_header_name
 from tollway.registry.listing_fields import FIELDS, Kind
-from tollway.registry.metering import Metering, write_metering
+from tollway.registry.metering import Metering, OfferedPrice, write_metering
 from tollway.registry.openapi import DocumentParameter, ProviderDocument, walk_operations
 from tollway.registry.paths import priced_verb
 from tollway.registry.response_headers import find_dropped
@@ -312,19 +312,23 @@ class PaymentOption:
 
 def list_payment_options(
     terms: Terms | Listing,
-    price: Price,
+    offered: OfferedPrice,
     *,
     assets: Iterable[Asset],
     confirmations_for: ConfirmationsFor,
     timeout_s: int,
     is_offered: IsOffered,
 ) -> tuple[PaymentOption, ...]:
-    """All ways to pay `price`, in the order of the listing's networks, then of `assets`: for each asset a transaction
-    of the caller's own, then an authorisation where the token supports it and `is_offered` is true."""
+    """All ways to pay a price, in the order of the listing's networks, then of `assets`: for each asset a transaction
+    of the caller's own, then an authorisation where the token supports it and `is_offered` is true. A metered price has no authorisation: it cannot take
+    less than was signed."""
+    price = offered.price
     found: list[PaymentOption] = []
     for option in list_transaction_options(terms, price, assets=assets, confirmations_for=confirmations_for):
         found.append(option)
-        if option.asset.domain is not None and is_offered(option.asset, price.units_in(option.asset)):
+        if offered.metering is not None or option.asset.domain is None:
+            continue
+        if is_offered(option.asset, price.units_in(option.asset)):
             found.append(replace(option, rail="x402", max_timeout_s=timeout_s + SETTLEMENT_MARGIN_S))
     return tuple(found)
 

@@ -210,12 +210,22 @@ _SHOWN_PRICE_MIN = _ATTO // 1_000
 _SHOWN_PER = (1_000, 1_000_000)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OfferedPrice:
-    """The price of a call as it is offered: fixed; or, with a formula, a maximum."""
+    """The price of a call as it is offered: fixed; or, with a formula, a maximum. `0.010` and `0.01` are equal."""
 
     price: Price
     metering: Metering | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OfferedPrice) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[int, Metering | None]:
+        return self.price.nano, self.metering
 
     def describe(self, currency: str) -> str:
         """`free`, `0.01 USDC`, or `up to 0.02 USDC: 0.002 per 1,000 prompt tokens`."""

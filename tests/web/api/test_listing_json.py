@@ -1,10 +1,16 @@
 """The payment options as JSON. (Lists and details are tested with their routes.)"""
 
+from dataclasses import replace
+
 from tests.kit.listings import sample_listing
+from tests.kit.metering import TOKENS, TOKENS_IN_WORDS, sample_metering
 from tests.kit.payer import USDC
 from tollway.ids import Address, ListingId
 from tollway.money import Price
+from tollway.registry.catalog import ListingMatch
 from tollway.registry.listing import PaymentOption
+from tollway.registry.metering import OfferedPrice
+from tollway.registry.quality import UNKNOWN_REPUTATION
 from tollway.web.api.listing_json import ListingEncoder, option_json
 
 PAYEE = Address(b"\xaa" * 20)
@@ -75,5 +81,35 @@ def test_the_link_header_has_a_relation_for_each_document() -> None:
 
 
 def test_an_operation_of_another_price_is_paid_in_the_same_ways() -> None:
-    (option,) = SHAPE.options(LISTING, Price.parse("0.5"))
+    (option,) = SHAPE.options(LISTING, OfferedPrice(Price.parse("0.5")))
     assert (option["rail"], option["amount"]) == ("tx", "500000")
+
+
+METERED_PRICE = {
+    "mode": "metered",
+    "amount": "0.02",
+    "currency": "USDC",
+    "formula": TOKENS_IN_WORDS,
+    "metering": TOKENS,
+}
+
+
+def test_a_list_says_what_a_metered_call_costs() -> None:
+    metered = replace(LISTING, price=Price.parse("0.02"), metering=sample_metering())
+    items = [
+        SHAPE.item(ListingMatch(listing=one, match=(), reputation=UNKNOWN_REPUTATION), has_match=False)
+        for one in (LISTING, metered)
+    ]
+    assert [item.get("pricing") for item in items] == [None, METERED_PRICE]
+    assert [len(item) for item in items] == [7, 8]
+
+
+def test_the_details_of_a_metered_listing_offer_no_authorisation() -> None:
+    encoder = replace(SHAPE, is_offered=lambda asset, units, listing_id: True)
+    metered = replace(LISTING, price=Price.parse("0.02"), metering=sample_metering())
+    fixed, pricing = (encoder.pricing(one) for one in (LISTING, metered))
+    assert [one["rail"] for one in fixed["options"]] == ["tx", "x402"]
+    (option,) = pricing.pop("options")
+    assert (option["rail"], option["amount"]) == ("tx", "20000")
+    assert pricing == METERED_PRICE
+    assert encoder.details(metered, UNKNOWN_REPUTATION)["metering"] == TOKENS

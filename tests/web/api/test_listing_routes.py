@@ -58,6 +58,7 @@ async def test_create_answers_the_created_api(harness: Harness) -> None:
         "tags": [],
         "openapi": None,
         "openapiUrl": None,
+        "metering": None,
         "operations": [],
         "otherPaths": "serve",
         "chargeOn": "success",

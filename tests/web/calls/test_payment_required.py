@@ -12,6 +12,7 @@ from x402.schemas.v1 import PaymentRequiredV1
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, PUBLIC_URL, USDC, InProcessGateway, open_gateway
+from tests.kit.metering import TOKENS, TOKENS_IN_WORDS, sample_metering
 from tests.kit.payer import CHAIN, decode_header, read_challenge
 from tollway.chain.networks import PRESETS
 from tollway.identity.signatures import ReceiptSigner, recover
@@ -88,6 +89,28 @@ async def test_one_402_has_the_terms_of_every_protocol(gateway: InProcessGateway
     assert (request["amount"], request["currency"]) == ("10000", str(USDC.token))
     assert [option["rail"] for option in answer.problem["payment"]["options"]] == ["tx", "x402"]
     assert {v2["error"], answer.problem["error"]} == {"payment_required"}
+
+
+async def test_a_metered_call_has_the_terms_of_a_transaction_alone(gateway: InProcessGateway) -> None:
+    """An operation with a fixed price of the same amount has the terms of every protocol."""
+    maximum = Price.parse("0.02")
+    fixed = Operation(method="GET", path="/fixed", price=maximum)
+    await gateway.publish(price=maximum, metering=sample_metering(), operations=(fixed,))
+    answer = await gateway.ask("GET", "/quote")
+    assert (answer.status, answer.problem["code"]) == (402, "payment_required")
+    assert f"costs up to 0.02 USDC: {TOKENS_IN_WORDS}. Send" in answer.problem["detail"]
+    payment = answer.problem["payment"]
+    assert [(option["rail"], option["amount"]) for option in payment["options"]] == [("tx", "20000")]
+    assert (payment["mode"], payment["amount"]) == ("metered", "0.02")
+    assert (payment["formula"], payment["metering"]) == (TOKENS_IN_WORDS, TOKENS)
+    assert answer.headers["tollway-price-max"] == "0.02 USDC"
+    assert not {"accepts", "x402Version", "error"} & answer.problem.keys()
+    assert not {"payment-required", "www-authenticate", "tollway-price"} & answer.headers.keys()
+    plain = await gateway.ask("GET", "/fixed")
+    assert [option["rail"] for option in plain.problem["payment"]["options"]] == ["tx", "x402"]
+    assert {"payment-required", "www-authenticate"} <= plain.headers.keys()
+    assert "tollway-price-max" not in plain.headers
+    assert plain.problem["payment"].keys() == {"amount", "currency", "expiresAt", "options"}
 
 
 async def test_a_402_links_to_the_agent_document(gateway: InProcessGateway) -> None:

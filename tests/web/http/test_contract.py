@@ -17,7 +17,7 @@ from tollway.ledger.history import HistoryRole, HistoryStatus
 from tollway.ledger.records import Rail
 from tollway.money import Price
 from tollway.outbound.policy import ENDPOINT_CHARS_MAX
-from tollway.registry import draft
+from tollway.registry import draft, metering, metering_body
 from tollway.registry.catalog import Sort
 from tollway.web.api import exports, history_routes, listing_routes, sums_routes, webhook_routes
 from tollway.web.http.contract import (
@@ -317,6 +317,9 @@ COMPONENT_LIMITS = {
     "schemas/Call/properties/payment/properties/rail/enum": [rail.value for rail in Rail],
     "schemas/RateLimit/properties/calls/maximum": draft.RATE_CALLS_MAX,
     "schemas/RateLimit/properties/perSeconds/maximum": draft.RATE_PER_S_MAX,
+    "schemas/Metering/properties/parts/maxItems": metering.PARTS_MAX,
+    "schemas/Metering/properties/parts/items/properties/unit/maxLength": metering_body.UNIT_LENGTH_MAX,
+    "schemas/Metering/properties/parts/items/properties/per/maximum": metering.PER_MAX,
     "schemas/ListingDraft/properties/name/maxLength": draft.NAME_LENGTH_MAX,
     "schemas/ListingDraft/properties/description/maxLength": draft.DESCRIPTION_LENGTH_MAX,
     "schemas/ListingDraft/properties/endpoint/maxLength": draft.URL_LENGTH_MAX,

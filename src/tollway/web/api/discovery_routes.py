@@ -35,10 +35,11 @@ from tollway.errors import FieldError, Problem
 from tollway.gateway.target import match_operation
 from tollway.ids import Address, ListingId, Network, format_network, parse_network
 from tollway.limits import MIB
-from tollway.money import UNITS_MAX, Asset, Price
+from tollway.money import UNITS_MAX, Asset
 from tollway.payments.pricing import OperationPrice, PaymentRequirement, current_requirements
 from tollway.registry.catalog import ListingPage, ListingQuery, NetworkCurrency
 from tollway.registry.listing import Listing, RevisionCache, payable_assets
+from tollway.registry.metering import OfferedPrice
 from tollway.web.api.context import WebContext
 from tollway.web.api.listing_edits import find_public_listing
 from tollway.web.api.listing_json import IsOffered, etag_of, etag_response, render_json
@@ -226,9 +227,11 @@ def _list_requirements(context: WebContext, listing: Listing) -> tuple[PaymentRe
     operation = match_operation(listing.operations, entry.method, entry.path)
     if isinstance(operation, Problem):
         return ()
+    priced = listing if operation is None else operation
     operation_price = OperationPrice(
         terms=listing.current_terms(since_ms=listing.updated_ms),
-        price=listing.price if operation is None else operation.price,
+        price=priced.price,
+        formulas=() if priced.metering is None else (priced.metering,),
     )
     return current_requirements(operation_price, context.rules, timeout_s=listing.timeout_s)
 
@@ -391,8 +394,8 @@ class DocumentRoutes:
             operations=operations,
             details=context.encoder.details(listing, reputation),
             options={
-                price.nano: context.encoder.options(listing, price)
-                for price in list_prices(listing, operations)
+                offered: context.encoder.options(listing, offered)
+                for offered in list_prices(listing, operations)
             },
             public_url=context.encoder.public_url,
             verified_at=None if reputation.verified_ms is None else format_time(reputation.verified_ms),
@@ -402,13 +405,13 @@ class DocumentRoutes:
         )
 
 
-def has_mpp(context: WebContext, listing: Listing, prices: Iterable[Price]) -> bool:
-    """Whether one of these prices of a listing can be paid by MPP now."""
+def has_mpp(context: WebContext, listing: Listing, prices: Iterable[OfferedPrice]) -> bool:
+    """Whether one of these prices of a listing can be paid by MPP now. A metered one cannot: it cannot take less than was signed."""
     assets = payable_assets(context.encoder.assets, currency=listing.currency, networks=listing.networks)
     return any(
-        context.is_mpp_offered(asset, price.units_in(asset), listing.id)
-        for price in prices
-        if not price.is_free
+        context.is_mpp_offered(asset, offered.price.units_in(asset), listing.id)
+        for offered in prices
+        if not offered.price.is_free and offered.metering is None
         for asset in assets
     )
 
@@ -426,7 +429,7 @@ def _openapi(view: ListingView) -> dict[str, Any]:
     return build_openapi(
         view.listing,
         gateway_url=view.gateway_url,
-        options_at=lambda price: view.options.get(price.nano, ()),
+        options_at=lambda offered: view.options.get(offered, ()),
         has_mpp=view.has_mpp,
     )
 

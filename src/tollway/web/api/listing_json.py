@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tollway.ids import ListingId
-from tollway.money import Asset, Price
+from tollway.money import Asset
 from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import (
     ConfirmationsFor,
@@ -20,6 +20,7 @@ from tollway.registry.listing import (
     write_members,
 )
 from tollway.registry.listing_warnings import ListingWarning
+from tollway.registry.metering import OfferedPrice, offer
 from tollway.registry.quality import Quality, Reputation
 from tollway.web.http.json import encode_visible_json
 from tollway.web.http.problems import OK
@@ -61,8 +62,10 @@ class ListingEncoder:
         return f"{self.public_url}/api/v2/apis/{listing_id}"
 
     def item(self, found: ListingMatch, *, has_match: bool) -> dict[str, Any]:
-        """One element of a list: exactly the seven fields, and `match` for a query with words."""
+        """One element of a list: exactly the seven fields; `pricing` of a metered price; and `match` for a query with words."""
         item = _summary_fields(found.listing)
+        if found.listing.metering is not None:
+            item["pricing"] = offer(found.listing).to_json(found.listing.currency)
         if has_match:
             item["match"] = list(found.match)
         return item
@@ -83,18 +86,14 @@ class ListingEncoder:
         }
 
     def pricing(self, listing: Listing) -> dict[str, Any]:
-        return {
-            "mode": "fixed",
-            "amount": listing.price.text,
-            "currency": listing.currency,
-            "options": self.options(listing, listing.price),
-        }
+        offered = offer(listing)
+        return {**offered.to_json(listing.currency), "options": self.options(listing, offered)}
 
-    def options(self, listing: Listing, price: Price) -> list[dict[str, Any]]:
+    def options(self, listing: Listing, offered: OfferedPrice) -> list[dict[str, Any]]:
         """All ways to pay that price of the listing."""
         options = list_payment_options(
             listing,
-            price,
+            offered,
             assets=self.assets,
             confirmations_for=self.confirmations_for,
             timeout_s=listing.timeout_s,

@@ -57,6 +57,7 @@ from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError, ref
 from tollway.ids import ListingId
 from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing, RevisionCache
+from tollway.registry.metering import offer
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import call_json, find_call, history_json, read_history_query
 from tollway.web.api.listing_edits import find_public_listing
@@ -337,13 +338,20 @@ def _provider_text(listing: Listing, most: int) -> dict[str, str]:
     }
 
 
+def _price_json(listing: Listing, operation: ApiOperation) -> dict[str, Any]:
+    """`mode` and the formula of a metered price only."""
+    if operation.metering is not None:
+        return offer(operation).to_json(listing.currency)
+    return {"amount": operation.price.text, "currency": listing.currency}
+
+
 def _tool_json(listing: Listing, operation: ApiOperation) -> dict[str, Any]:
     return {
         "toolName": qualified_name(listing.id, operation),
         "method": operation.method,
         "path": operation.path,
         "summary": operation.summary,
-        "price": {"amount": operation.price.text, "currency": listing.currency},
+        "price": _price_json(listing, operation),
         "inputSchema": input_schema_of(operation),
         "arguments": arguments_json(operation),
     }

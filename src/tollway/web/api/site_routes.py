@@ -40,6 +40,7 @@ from tollway.identity.did_document import DID_PATH, DID_TYPE, describe_signers
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import ListingQuery
 from tollway.registry.listing import Listing, RevisionCache
+from tollway.registry.metering import offer
 from tollway.web.api.context import WebContext
 from tollway.web.api.discovery_routes import Document, DocumentCache, has_mpp
 from tollway.web.api.listing_json import etag_response, render_json
@@ -76,11 +77,12 @@ class FeaturedOperations:
         title = clean_line(listing.name, TITLE_LENGTH_MAX)
         found = []
         for operation in await self._read(listing):
+            offered = offer(operation)
             info = payment_info(
-                operation.price,
+                offered,
                 listing.currency,
-                self._context.encoder.options(listing, operation.price),
-                has_mpp=has_mpp(self._context, listing, [operation.price]),
+                self._context.encoder.options(listing, offered),
+                has_mpp=has_mpp(self._context, listing, [offered]),
             )
             if info is not None and info["protocols"] and "price" in info:
                 found.append(

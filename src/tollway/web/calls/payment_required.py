@@ -28,6 +28,7 @@ from tollway.payments.x402 import (
     Resource,
 )
 from tollway.registry.listing import Listing, RevisionCache, list_payment_options
+from tollway.registry.metering import offer
 from tollway.web.api.listing_json import option_json
 from tollway.web.http.query import format_time
 
@@ -104,7 +105,10 @@ class PaymentRequiredRenderer:
                 _EXPIRES: encode_json(format_time(quote.expires_ms)),
             }
         )
-        headers: Headers = [(b"link", self._link(quote.entry.listing))]
+        listing = quote.entry.listing
+        headers: Headers = [(b"link", self._link(listing))]
+        if quote.metering is not None:
+            headers.append((b"tollway-price-max", f"{quote.price.text} {listing.currency}".encode()))
         if template.encoder is not None:
             now_s = self._now_ms() / 1000
             headers.append(
@@ -125,7 +129,7 @@ class PaymentRequiredRenderer:
     ) -> _QuoteTemplate:
         listing = quote.entry.listing
         path = "" if listing.openapi is None else find_path(listing.openapi, call.target.rest)
-        key = (quote.price.text, requirements, call.method, path)
+        key = (quote.price.text, quote.metering, requirements, call.method, path)
         template = self._templates.find(listing, key)
         if template is None:
             template = self._templates.put(
@@ -151,27 +155,25 @@ class PaymentRequiredRenderer:
 
     def _payment_json(self, quote: Quote, authorizable: frozenset[Asset]) -> dict[str, Any]:
         """The `payment` member: all numbers that a client needs to pay. `authorizable`: the assets in
-        which an authorisation can pay now."""
-        listing = quote.entry.listing
+        which an authorisation can pay now. `mode` and the formula of a metered price only."""
+        listing, offered = quote.entry.listing, offer(quote)
         options = [
             option_json(option)
             for chain_id in listing.networks
             if chain_id in self._rules
             for option in list_payment_options(
                 listing,
-                quote.price,
+                offered,
                 assets=self._rules[chain_id].assets,
                 confirmations_for=self._rules[chain_id].confirmations_for,
                 timeout_s=listing.timeout_s,
                 is_offered=lambda asset, units: asset in authorizable,
             )
         ]
-        return {
-            "amount": quote.price.text,
-            "currency": listing.currency,
-            "expiresAt": _EXPIRES,
-            "options": options,
-        }
+        members = offered.to_json(listing.currency)
+        if offered.metering is None:
+            del members["mode"]
+        return {**members, "expiresAt": _EXPIRES, "options": options}
 
     def _extensions(self, listing: Listing, method: str, path: str) -> dict[str, Mapping[str, Any]]:
         """The x402 extensions of a call, with its input from the provider's document. Sign-in is not one of them: it grants no gateway call."""

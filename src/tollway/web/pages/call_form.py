@@ -17,6 +17,7 @@ from tollway.discovery.safe_text import clean_line
 from tollway.ids import ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import format_decimal
+from tollway.registry.metering import offer
 
 HINT_LENGTH_MAX = 160
 FIELDS_MAX = 100
@@ -277,7 +278,7 @@ def _list_ways(
     view: ListingView, operation: ApiOperation, profiles: Mapping[ChainId, NetworkProfile]
 ) -> list[dict[str, Any]]:
     """The ways to pay this operation, signatures before transactions; each with what a wallet needs to know of its network."""
-    options = view.options.get(operation.price.nano, ()) if not operation.price.is_free else ()
+    options = view.options.get(offer(operation), ()) if not operation.price.is_free else ()
     ways = [_describe_way(option, profiles.get(ChainId(option["chainId"]))) for option in options]
     return sorted(ways, key=lambda way: way["rail"] != "x402")
 

@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl, unquote
 
 from tollway.discovery.operations import ApiOperation, describe_whole_listing
 from tollway.discovery.requests import ToolRequest, example_arguments, make_request
-from tollway.money import Price
 from tollway.registry.listing import Listing
+from tollway.registry.metering import OfferedPrice, offer
 from tollway.registry.paths import PathTree, normal_path
 
 TARGET_LENGTH_MAX = 2_000
@@ -56,8 +56,8 @@ def fill_call(listing: Listing, operations: Sequence[ApiOperation], call: KeptCa
     values = None if described is None else _read_values(described, path, query)
     if described is not None and values is not None and _is_same(described, values, call):
         return FilledCall(operation=described, values=values)
-    price = listing.price if described is None else described.price
-    return FilledCall(operation=_keep_whole(listing, price, call.method), values={}, is_whole=True)
+    offered = offer(listing if described is None else described)
+    return FilledCall(operation=_keep_whole(listing, offered, call.method), values={}, is_whole=True)
 
 
 def _find_operation(operations: Sequence[ApiOperation], method: str, path: str) -> ApiOperation | None:
@@ -68,8 +68,9 @@ def _find_operation(operations: Sequence[ApiOperation], method: str, path: str) 
     return tree.find(normal_path(path))
 
 
-def _keep_whole(listing: Listing, price: Price, method: str) -> ApiOperation:
-    return replace(describe_whole_listing(listing), method=method, price=price)
+def _keep_whole(listing: Listing, offered: OfferedPrice, method: str) -> ApiOperation:
+    whole = describe_whole_listing(listing)
+    return replace(whole, method=method, price=offered.price, metering=offered.metering)
 
 
 def _read_values(operation: ApiOperation, path: str, query: str) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import CatalogFacets, ListingPage, ListingQuery
 from tollway.registry.listing import list_links
+from tollway.registry.metering import offer
 from tollway.registry.openapi import parse_yaml_object
 from tollway.registry.quality import day_of, summarise_days
 from tollway.registry.text import join_lines
@@ -185,10 +186,10 @@ class PageRoutes:
             prices=find_prices(listing, view.operations),
             operations=shown,
             has_filter=len(shown) >= FILTERED_MIN,
-            has_one_price=len({one.price.nano for one in view.operations}) == 1,
+            has_one_price=len({offer(one) for one in view.operations}) == 1,
             example=None if operation.is_any else write_example_response(operation),
             chosen=chosen,
-            ways=view.options[view.quoted_price.nano],
+            ways=view.options[view.quoted_price],
             profiles=self._context.profiles,
             name_network=self._name_network,
             links={name: url.removeprefix(view.public_url) for name, url in view.links.items()},
