@@ -71,6 +71,11 @@ PROMISED = {
     "responses_bytes_max": 1024 * MIB,
     "response_ttl_s": 24 * 3600,
     "recovery_interval_s": 10,
+    "metered_body_bytes_max": 1 * MIB,
+    "metered_bodies_bytes_max": 64 * MIB,
+    "metered_event_bytes_max": 256 * KIB,
+    "metered_parse_bytes_max": 64 * KIB,
+    "metered_rest_bytes_max": 8 * MIB,
 }
 """What the contract promises; the other limits are our own."""
 

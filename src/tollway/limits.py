@@ -133,6 +133,15 @@ class FixedLimits:
     # Upstreams.
     upstream_headers_max: int = 500
 
+    # Responses of metered calls.
+    metered_body_bytes_max: int = 1 * MIB  # a larger JSON body reports no usage
+    metered_bodies_bytes_max: int = 64 * MIB  # all copies; without memory a call is refused before its claim
+    metered_event_bytes_max: int = 256 * KIB  # of a stream; a larger event reports no usage
+    metered_parse_bytes_max: int = (
+        64 * KIB
+    )  # JSON that is parsed between two other calls; more is parsed in a thread
+    metered_rest_bytes_max: int = 8 * MIB  # read after the caller has left, for the usage at the end
+
     # Several gateways.
     owner_lease_s: float = 30.0  # a gateway that has not renewed for this long counts as dead
     owner_renew_s: float = 3.0  # at most half of the lease, or a living gateway counts as dead

@@ -185,6 +185,7 @@ class InProcessGateway:
         self.outcomes: list[str] = []
         self.refusals: list[str] = []
         self.upstream_s: list[float] = []
+        self.usage_kinds: list[str] = []
         self.tally = QualityTally()
         self.wallet = KeyWallet.named("buyer")
         self.ticks_ms = 0
@@ -334,6 +335,7 @@ class InProcessGateway:
             observe_upstream_s=self.upstream_s.append,
             breaker=self.breaker,
             tally=self.tally,
+            count_usage=self.usage_kinds.append,
         )
 
     def _list_rails(self) -> tuple[PaymentRail, ...]:

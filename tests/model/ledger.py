@@ -62,6 +62,7 @@ from tollway.ledger.records import (
     PaymentState,
     RecordedTransaction,
     RequestName,
+    Usage,
     decide_resolution,
     is_move_allowed,
 )
@@ -206,8 +207,19 @@ class MemoryLedger(MemoryFinality):
         if self.away or call is None or call.epoch != finish.epoch:
             return
         call.finish, call.completed_ms = finish, finish.completed_ms
+        if finish.usage is not None and call.state is CallState.CONSUMED and call.actual_units is None:
+            self._lower(call, finish.usage)
         if finish.is_cut and call.state is CallState.CONSUMED and not call.cut:
             call.cut = "cut"
+
+    def _lower(self, call: MemoryCall, usage: Usage) -> None:
+        """The newest payments that helped get the difference first."""
+        call.actual_units, call.quantities = usage.actual_units, usage.quantities
+        left_units, parts = usage.actual_units, {}
+        for key in sorted(call.parts, key=lambda one: (one != call.claim.payment_id, one)):
+            parts[key] = min(call.parts[key], left_units)
+            left_units -= parts[key]
+        self._hold(call, {key: units for key, units in parts.items() if units})
 
     async def finish_cut(self, finish: Finish) -> None:
         self.finish(finish)

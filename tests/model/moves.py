@@ -64,7 +64,7 @@ class MemoryMoves(MemoryStatement):
     def _take_part(self, call: MemoryCall, payment_id: int, *, now_ms: int) -> None:
         units = call.parts[payment_id]
         holding = debits_after(
-            CallState.CONSUMED, parts=call.parts, price_units=call.claim.price_units, gone={payment_id}
+            CallState.CONSUMED, parts=call.parts, price_units=call.price_units, gone={payment_id}
         )
         self._hold(call, holding.parts)
         self._add_debt(call, units)
@@ -85,7 +85,7 @@ class MemoryMoves(MemoryStatement):
     def _move(self, call: MemoryCall, after: CallState) -> None:
         assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
         gone = {key for key in call.parts if self._rows.payments[key].state is PaymentState.GONE}
-        holding = debits_after(after, parts=call.parts, price_units=call.claim.price_units, gone=gone)
+        holding = debits_after(after, parts=call.parts, price_units=call.price_units, gone=gone)
         self._hold(call, holding.parts)
         if holding.state is CallState.REORGED:
             self._add_debt(call, owed_units(call))

@@ -53,8 +53,16 @@ class MemoryCall:
     error: str | None = None
     finish: Finish | None = None
     completed_ms: int | None = None
+    actual_units: int | None = None
+    """Of a metered call, once its price is known."""
+    quantities: str | None = None
     repeat_nonces: frozenset[NonceKey] = frozenset()
     """Of the bound signatures with which it ran again."""
+
+    @property
+    def price_units(self) -> int:
+        """What it takes in a taking state."""
+        return self.claim.price_units if self.actual_units is None else self.actual_units
 
     @property
     def is_charged_by_provider(self) -> bool:
@@ -143,7 +151,7 @@ def payment_key(payment: Payment | NewPayment) -> tuple[object, ...]:
 
 
 def owed_units(call: MemoryCall) -> int:
-    return call.claim.price_units - sum(call.parts.values())
+    return call.price_units - sum(call.parts.values())
 
 
 def debts_of(calls: Iterable[MemoryCall]) -> dict[CreditAccount, int]:
@@ -268,7 +276,7 @@ def find_open(calls: Iterable[MemoryCall], name: RequestName) -> OpenCall | None
 
 
 def holds_right(call: MemoryCall) -> bool:
-    held_units, price_units = sum(call.parts.values()), call.claim.price_units
+    held_units, price_units = sum(call.parts.values()), call.price_units
     if call.claim.payment_id is None:
         is_ended = call.state in (CallState.CONSUMED, CallState.REORGED)
         return held_units == 0 and not (is_ended and call.claim.authorization is not None)

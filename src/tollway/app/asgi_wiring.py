@@ -354,6 +354,7 @@ class AsgiBuilder:
             observe_upstream_s=parts.metrics.upstream_seconds.observe,
             tally=parts.reputation_services.tally,
             breaker=parts.reputation_services.breaker,
+            count_usage=parts.metrics.metered_responses.add,
         )
 
     async def _authenticate_caller(self, request: SignedRequest) -> Address:

@@ -177,6 +177,7 @@ the listing does not name it. The headers of the body are read, and the body is 
 NO_CODING = b"identity"
 """The value of `Accept-Encoding` that asks for a response without a coding (RFC 9110 §12.5.3). It always goes upstream: a caller that sends it decodes nothing."""
 
+_HIDES_USAGE = frozenset({b"accept-encoding", b"range", b"if-range"})
 
 ForwardedFields = tuple[bytes | int, ...]
 """The forwarded header fields of a request: bytes of HTTP/1.1, with the index of a request header in place of each value that decides nothing
@@ -194,13 +195,19 @@ def forward_fields(
     gateway_name: str,
     forward_headers: tuple[str, ...] = (),
     secret: tuple[str, str] | None = None,
+    usage_headers: frozenset[bytes] | None = None,
 ) -> ForwardedFields:
     """Builds the forwarded fields: headers of the allow-list, the listing's `forward_headers`, `Accept-Encoding: identity`, the secret, `CDN-Loop` and `Via`.
 
     The headers must have passed `check_control_headers`. `secret` (name, value) replaces the caller's header of that name. An
-    `Authorization` with a payment (`Payment …`) is not forwarded. Raises Refusal for a field that cannot be written as HTTP.
+    `Authorization` with a payment (`Payment …`) is not forwarded. `usage_headers`: of a metered call, the response headers that report its use, in lower case. The
+    request of such a call has none of them, asks for the whole body and no coding of it: a coding or a range would hide the use. Raises Refusal for a field
+    that cannot be written as HTTP.
     """
     table = _forward_table(forward_headers)
+    if usage_headers is not None:
+        dropped = usage_headers | _HIDES_USAGE
+        table = {name: forwarded for name, forwarded in table.items() if name not in dropped}
     secret_name = secret[0].lower().encode() if secret is not None else b""
     forwarded: list[tuple[bytes, str, str, int]] = []
     loop: list[str] = []
@@ -227,9 +234,11 @@ def forward_fields(
             parts.append(field)
         else:
             parts += [forwarded_name.encode() + b": ", number, b"\r\n"]
-    if b"accept-encoding" not in nominated:
+    if b"accept-encoding" not in nominated and usage_headers is None:
         parts += no_coding
     own = [] if secret is None else [secret]
+    if usage_headers is not None and secret_name != b"accept-encoding":
+        own.append(("Accept-Encoding", NO_CODING.decode()))
     # RFC 8586: members are never removed from this list, else the next member could not detect the loop.
     own.append(("CDN-Loop", ", ".join([*loop, gateway_name])))
     # RFC 9110 §7.6.3: a pseudonym is a token, which the brackets of an IPv6 address are not.
@@ -263,7 +272,7 @@ def proxy_status(gateway_name: str, parameter: str) -> tuple[bytes, bytes]:
 EXPOSED_HEADERS = (
     "PAYMENT-REQUIRED, PAYMENT-RESPONSE, X-PAYMENT-RESPONSE, WWW-Authenticate, Payment-Receipt, Link, ETag, Location, "
     "RateLimit, RateLimit-Policy, Retry-After, X-Request-Id, Idempotency-Replayed, Proxy-Status, "
-    "Tollway-Call-Id, Tollway-Payment-State, Tollway-Price, Tollway-Credit-Remaining"
+    "Tollway-Call-Id, Tollway-Payment-State, Tollway-Price, Tollway-Price-Max, Tollway-Credit-Remaining"
 )
 _SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -329,6 +338,7 @@ def caller_headers(
     gateway_path: str,
     is_private: bool = False,
     secret: UpstreamAuth | None = None,
+    hidden: frozenset[bytes] = frozenset(),
 ) -> list[tuple[bytes, bytes]]:
     """Builds the returned headers, names in lower case: those of the upstream, plus the security headers of proxied content.
 
@@ -336,7 +346,7 @@ def caller_headers(
     desynchronise the connection. `target`: path and query as sent upstream; `gateway_path`: `/api/v2/gateway/{apiId}`; both rewrite the
     URLs in headers (`URL_HEADERS`). `is_private`: the response is paid, so every `Cache-Control` of the upstream is made private
     (`make_private`). `secret`: the secret of the listing. Its query parameter is removed from every header with URLs; a header that still
-    contains its value is dropped. Bodies are not searched.
+    contains its value is dropped. Bodies are not searched. `hidden`: names of headers that report the use of a metered call to the gateway alone.
     """
     parameter = secret.name if secret is not None and secret.location == "query" else ""
     secret_value = b"" if secret is None else secret.reveal().encode()
@@ -354,7 +364,7 @@ def caller_headers(
                 returned.append((name, value))
             continue
         is_returned = _is_returned_again if len(name) <= RETURNED_NAME_BYTES_MAX else _is_returned
-        if not is_returned(name) or _BAD_VALUE.search(value):
+        if not is_returned(name) or name in hidden or _BAD_VALUE.search(value):
             continue
         if name in _URL_FORMS:
             urls += _count_urls(_URL_FORMS[name], value)

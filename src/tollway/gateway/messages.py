@@ -98,12 +98,14 @@ class ResponseBody(Protocol):
         ...
 
     @property
-    def is_recorded(self) -> bool:
-        """Whether the body is being stored for a repeat: the server then reads it to its end, within limits, although the caller has left."""
+    def read_on_s(self) -> float:
+        """The seconds for which the server reads the body on, although the caller has left, at most `metered_rest_bytes_max` of it: it is stored for a repeat,
+        or its end decides the price. 0: not at all."""
         ...
 
-    async def end(self, delivery: Delivery, response_bytes: int) -> None:
-        """Called once at every end of the stream: releases the connection and records in the ledger how much reached the caller."""
+    async def end(self, delivery: Delivery, response_bytes: int, *, is_interrupted: bool) -> None:
+        """Called once at every end of the stream: releases the connection and records in the ledger how much reached the caller. `is_interrupted`: a shutdown
+        or a defect of the gateway ends it."""
         ...
 
 

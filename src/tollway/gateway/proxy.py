@@ -40,9 +40,19 @@ from tollway.gateway.request_signing import (
     forwards_idempotency_key,
     name_call,
 )
-from tollway.gateway.response_body import ResponseRecorder, UpstreamBody, build_finish, read_first
+from tollway.gateway.response_body import (
+    CopyReservation,
+    Meter,
+    MeteredBodies,
+    ResponseRecorder,
+    UpstreamBody,
+    build_finish,
+    price_header,
+    read_first,
+)
+from tollway.gateway.usage import UsageReader, list_usage_headers, reads_json
 from tollway.ledger.ledger import Claimed, Close, Closed, Fenced, Finish, StoredResponse
-from tollway.ledger.records import CallState, Delivery
+from tollway.ledger.records import CallState, Delivery, Usage
 from tollway.limits import Limits
 from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest, format_host
 from tollway.outbound.http1 import format_fields
@@ -53,6 +63,7 @@ from tollway.registry.listing import is_charged
 from tollway.registry.quality import QualityTally, classify
 
 _BODILESS = frozenset({204, 304})
+_NONE: frozenset[bytes] = frozenset()
 _WIRE_STATES = {
     CallState.CONSUMED: "charged",
     CallState.SETTLING: "charged",  # by the settlement that its end waits for
@@ -81,9 +92,10 @@ class Proxy:
         observe_upstream_s: Callable[[float], None] = lambda seconds: None,
         tally: QualityTally | None = None,
         breaker: CircuitBreaker | None = None,
+        count_usage: Callable[[str], None] = lambda kind: None,
     ) -> None:
         """`store_response`: stores a whole response for a repeat. `observe_upstream_s`: records the time from the first byte sent to the
-        head of the response. `tally`: counts how paid calls ended."""
+        head of the response. `tally`: counts how paid calls ended. `count_usage`: counts what metered calls reported (`Meter`)."""
         self._http_client = http_client
         self._store_response = store_response
         self._limits = limits
@@ -95,6 +107,8 @@ class Proxy:
         self._observe_upstream_s = observe_upstream_s
         self._tally = tally or QualityTally()
         self._breaker = breaker or CircuitBreaker(limits=limits)
+        self._count_usage = count_usage
+        self._metered_bodies = MeteredBodies(limits=limits)
 
     def wait_s(self, endpoint: Endpoint) -> int | None:
         """Seconds until an upstream that is down is tried again; None where it may be connected to now."""
@@ -107,7 +121,10 @@ class Proxy:
         to be sent: a repeat that would run again, but whose body was too long to keep."""
         if payment.body.is_discarded:
             raise Refusal(too_large(self._limits.bound_body_bytes_max))
-        return HeldConnection(self, payment, self._breaker)
+        reservation = None
+        if payment.formulas and reads_json(payment.formulas):
+            reservation = self._metered_bodies.take_copy()
+        return HeldConnection(self, payment, self._breaker, reservation)
 
     def open_exchange(self, payment: CallPayment) -> UpstreamExchange:
         """Raises Refusal for a header that cannot be written."""
@@ -123,6 +140,7 @@ class Proxy:
                 gateway_name=self._name,
                 forward_headers=listing.forward_headers,
                 secret=(auth.name, auth.reveal()) if auth is not None and auth.location == "header" else None,
+                usage_headers=list_usage_headers(payment.formulas) if payment.formulas else None,
             )
         return UpstreamRequest(
             method=request.method,
@@ -153,7 +171,8 @@ class Proxy:
             raise
         payment.drop_content()
         upstream.record_reached()
-        return await self._answer(exchange, payment, sent_ms)
+        upstream.meter = meter = self._open_meter(upstream, payment) if payment.formulas else None
+        return await self._answer(exchange, payment, sent_ms, meter)
 
     def _sign(self, payment: CallPayment, now_ms: int) -> bytes:
         """Builds the headers that identify the call, and the gateway's signature unless the listing disables it. Runs after the claim,
@@ -283,28 +302,58 @@ class Proxy:
 
     # ---- After the head: capture, then stream.
 
-    async def _answer(self, upstream: UpstreamExchange, payment: CallPayment, sent_ms: int) -> ProxyResponse:
+    def _open_meter(self, upstream: "HeldConnection", payment: CallPayment) -> Meter | None:
+        """The meter of a metered call whose response costs. None for a response without a price, and for a repeat of a charged call: its first run has the price."""
+        exchange = upstream.exchange
+        is_free = exchange.status == _PAYMENT_REQUIRED or not is_charged(payment.charge_on, exchange.status)
+        if is_free or _claimed(payment).before is CallState.CONSUMED:
+            return None
+        reader = UsageReader(
+            payment.formulas,
+            method=payment.request.method,
+            status=exchange.status,
+            headers=exchange.headers,
+            limits=self._limits,
+        )
+        return Meter(
+            payment,
+            reader,
+            reservation=upstream.reservation,
+            limits=self._limits,
+            count_usage=self._count_usage,
+        )
+
+    async def _answer(
+        self, upstream: UpstreamExchange, payment: CallPayment, sent_ms: int, meter: Meter | None
+    ) -> ProxyResponse:
         payment.upstream_status = status = upstream.status
         is_charged_now = is_charged(payment.charge_on, status)
         after = payment.charged_state if is_charged_now else CallState.RELEASED
-        payment.active.begin("settle" if after is CallState.SETTLING else "close")
-        state = _format_state(after, payment)
         is_foreign_402 = status == _PAYMENT_REQUIRED
         now_ms = self._now_ms()
-        body = None if is_foreign_402 or not payment.is_ended_by_close else self._take_body(upstream)
+        upstream_ms, usage = now_ms - sent_ms, None
+        if meter is not None:
+            await self._measure_short(upstream, payment, meter, upstream_ms=upstream_ms)
+            now_ms, usage = self._now_ms(), meter.usage
+        payment.active.begin("settle" if after is CallState.SETTLING else "close")
+        state = _format_state(after, payment)
+        body = None
+        if payment.is_ended_by_close and not is_foreign_402:
+            body = self._take_body(upstream) if meter is None else meter.body
         close = self._build_close(
             payment,
             after,
             error=Code.UPSTREAM_PAYMENT_REQUIRED.value if is_foreign_402 else None,
             http_status=None if is_foreign_402 else status,
             upstream_status=status,
-            upstream_ms=now_ms - sent_ms,
+            upstream_ms=upstream_ms,
             finish=None
             if body is None
-            else build_finish(payment, Delivery.COMPLETE, len(body), now_ms=now_ms),
+            else build_finish(payment, Delivery.COMPLETE, len(body), now_ms=now_ms, usage=usage),
+            is_metered=meter is not None,
         )
         try:
-            captured = await payment.capture(close, partial(self._collect, upstream, payment))
+            captured = await payment.capture(close, partial(self._collect, upstream, payment, meter))
         except StorageUnavailable:
             # A repeat reads the outcome from the ledger.
             raise self._refuse_unknown(payment, OUTCOME_UNKNOWN) from None
@@ -320,15 +369,41 @@ class Proxy:
             case _:
                 assert_never(captured)
         payment.active.end()
-        own = call_headers(payment, state, remaining_units)
+        # Until the end of the body decides the price, the call holds its maximum.
+        is_priced = meter is None or meter.usage is not None
+        own = call_headers(payment, state if is_priced else "held", remaining_units)
         own.append(proxy_status(self._name, f"received-status={status}"))
         if is_foreign_402:
             raise self._refuse(payment, UPSTREAM_PAYMENT_REQUIRED, state, own)
         # A repeat of an uncharged call is a new call, so its response is not stored.
         is_stored = is_charged_now and payment.key is not None
-        response = await self._start_response(upstream, payment, own, body, is_stored=is_stored)
+        response = await self._start_response(upstream, payment, own, body, is_stored=is_stored, meter=meter)
         response.payment_state = state
         return response
+
+    async def _measure_short(
+        self, upstream: UpstreamExchange, payment: CallPayment, meter: Meter, *, upstream_ms: int
+    ) -> None:
+        """Reads the body of a metered call before its head goes to the caller, where it fits one message: the price is then exact at the head. The meter is not
+        ended where the body is longer, is cut, or takes longer than `response_collect_s`; the rest then streams."""
+        if upstream.length is None or upstream.length > self._limits.buffer_bytes:
+            return
+        try:
+            await meter.read_short(upstream, upstream.length, within_s=self._limits.response_collect_s)
+        except asyncio.CancelledError:
+            # Shutdown: the response costs, so the call is charged. Recovery ends it with its base.
+            status = upstream.status
+            close = self._build_close(
+                payment,
+                payment.charged_state,
+                error=None,
+                http_status=status,
+                upstream_status=status,
+                upstream_ms=upstream_ms,
+                is_metered=True,
+            )
+            await asyncio.shield(payment.capture(close, _collect_nothing))
+            raise
 
     def _take_body(self, upstream: UpstreamExchange) -> bytes | None:
         """Returns the whole body where it arrived with the head and fits one message; else None, without reading any of it."""
@@ -345,6 +420,7 @@ class Proxy:
         upstream_status: int | None = None,
         upstream_ms: int | None = None,
         finish: Finish | None = None,
+        is_metered: bool = False,
     ) -> Close:
         if upstream_ms is not None:
             self._observe_upstream_s(upstream_ms / 1000)
@@ -359,6 +435,7 @@ class Proxy:
             upstream_latency_ms=upstream_ms,
             error=error,
             finish=finish,
+            is_metered=is_metered,
             provider=payment.route.entry.listing.provider,
             payer=payment.payer,
         )
@@ -386,6 +463,7 @@ class Proxy:
         body: bytes | None,
         *,
         is_stored: bool,
+        meter: Meter | None,
     ) -> ProxyResponse:
         """Builds the response: with the whole `body` where it is given, else with the first chunk of a short body."""
         status, is_bodiless = upstream.status, _is_bodiless(payment, upstream.status)
@@ -407,8 +485,8 @@ class Proxy:
         headers += own
         if body is None:
             length = upstream.length
-            first: bytes | None = b""
-            if length is not None and length <= self._limits.buffer_bytes:
+            first: bytes | None = b"" if meter is None else meter.read
+            if meter is None and length is not None and length <= self._limits.buffer_bytes:
                 try:
                     first = await read_first(upstream, length)
                 except BaseException:
@@ -417,24 +495,36 @@ class Proxy:
                     raise
             if recorder is not None and first:
                 await recorder.add_chunk(first)
-            if first is None or len(first) != length:
-                rest = UpstreamBody(upstream, payment, now_ms=self._now_ms, recorder=recorder)
+            if first is None or len(first) != length or (meter is not None and meter.body is None):
+                rest = UpstreamBody(
+                    upstream,
+                    payment,
+                    now_ms=self._now_ms,
+                    limits=self._limits,
+                    recorder=recorder,
+                    meter=meter,
+                )
                 return ProxyResponse(status=status, headers=headers, first=first or b"", rest=rest)
             if recorder is not None:
                 await recorder.add_chunk(b"")
             upstream.close()
-            await self._finish(payment, Delivery.COMPLETE, length)
+            await self._finish(payment, Delivery.COMPLETE, length, None if meter is None else meter.usage)
             body = first
             if not is_bodiless:
                 headers = _without_length(headers)
         return ProxyResponse(status=status, headers=headers, first=body)
 
-    async def _finish(self, payment: CallPayment, delivery: Delivery, response_bytes: int) -> None:
-        await payment.finish(build_finish(payment, delivery, response_bytes, now_ms=self._now_ms()))
+    async def _finish(
+        self, payment: CallPayment, delivery: Delivery, response_bytes: int, usage: Usage | None = None
+    ) -> None:
+        finish = build_finish(payment, delivery, response_bytes, now_ms=self._now_ms(), usage=usage)
+        await payment.finish(finish)
 
-    async def _collect(self, upstream: UpstreamExchange, payment: CallPayment) -> StoredResponse | None:
+    async def _collect(
+        self, upstream: UpstreamExchange, payment: CallPayment, meter: Meter | None
+    ) -> StoredResponse | None:
         """Reads the whole response, to store it; None where it is too large, takes too long, or is cut. The caller waits meanwhile."""
-        body = bytearray()
+        body = bytearray(b"" if meter is None else meter.read)
         try:
             async with asyncio.timeout(self._limits.response_collect_s):
                 while chunk := await upstream.read_chunk():
@@ -461,6 +551,7 @@ class Proxy:
             gateway_path=f"/api/v2/gateway/{listing.id}",
             is_private=payment.asset is not None,
             secret=listing.upstream_auth,
+            hidden=list_usage_headers(payment.formulas, is_hidden_only=True) if payment.formulas else _NONE,
         )
 
 
@@ -469,32 +560,42 @@ class HeldConnection:
     pool or closes it, except where a response body still streams. A class, because each call has one: a generator
     (`asynccontextmanager`) takes twice the time.
 
-    `is_held`: whether the upstream has accepted the connection. `ended`: the end of a call that was sent and got no head."""
+    `is_held`: whether the upstream has accepted the connection. `ended`: the end of a call that was sent and got no head. `reservation`, `meter`: of a metered call;
+    the reservation is given back at the exit, or by the response body that still streams."""
 
-    __slots__ = ("_breaker", "_payment", "_proxy", "ended", "exchange", "is_held")
+    __slots__ = ("_breaker", "_payment", "_proxy", "ended", "exchange", "is_held", "meter", "reservation")
 
     exchange: UpstreamExchange
 
-    def __init__(self, proxy: Proxy, payment: CallPayment, breaker: CircuitBreaker) -> None:
+    def __init__(
+        self, proxy: Proxy, payment: CallPayment, breaker: CircuitBreaker, reservation: CopyReservation | None
+    ) -> None:
         self.is_held = False
+        self.reservation = reservation
+        self.meter: Meter | None = None
         self.ended: EndWithoutHead | None = None
         self._proxy = proxy
         self._payment = payment
         self._breaker = breaker
 
     async def __aenter__(self) -> Self:
-        self.exchange = self._proxy.open_exchange(self._payment)
-        elapsed_s = asyncio.get_running_loop().time
-        started_s = elapsed_s()
         try:
-            await self.exchange.__aenter__()
-        except UpstreamUnreachable:
-            self._breaker.record_failed(self._payment.route.endpoint.origin)
+            self.exchange = self._proxy.open_exchange(self._payment)
+            elapsed_s = asyncio.get_running_loop().time
+            started_s = elapsed_s()
+            try:
+                await self.exchange.__aenter__()
+            except UpstreamUnreachable:
+                self._breaker.record_failed(self._payment.route.endpoint.origin)
+                raise
+            if (trace := self._payment.request.trace) is not None:
+                trace.set("tollway.dial.reused", self.exchange.is_reused)
+            if elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S:
+                await self._check_caller()
+        except BaseException:
+            if self.reservation is not None:
+                self.reservation.give_back()
             raise
-        if (trace := self._payment.request.trace) is not None:
-            trace.set("tollway.dial.reused", self.exchange.is_reused)
-        if elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S:
-            await self._check_caller()
         self.is_held = True
         return self
 
@@ -510,6 +611,8 @@ class HeldConnection:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.exchange.__aexit__(kind, exc, trace)
+        if self.reservation is not None and (exc is not None or self.meter is None or self.meter.is_ended):
+            self.reservation.give_back()
         if self._payment.claimed is None and (exc is None or isinstance(exc, Refusal)):
             self.record_reached()  # the ledger refused the claim, or another request was faster
 
@@ -526,7 +629,9 @@ def call_headers(payment: CallPayment, state: str, remaining_units: int | None =
     headers: Headers = [
         (b"tollway-call-id", str(payment.call_id).encode()),
         (b"tollway-payment-state", state.encode()),
-        (b"tollway-price", f"{payment.price.text} {payment.currency}".encode()),
+        price_header(payment, state)
+        if payment.formulas
+        else (b"tollway-price", f"{payment.price.text} {payment.currency}".encode()),
     ]
     if payment.asset is None:
         return headers
@@ -539,7 +644,9 @@ def call_headers(payment: CallPayment, state: str, remaining_units: int | None =
     return headers
 
 
-STORED_HEADERS = frozenset({b"tollway-price", b"payment-response", b"x-payment-response", b"payment-receipt"})
+STORED_HEADERS = frozenset(
+    {b"tollway-price", b"tollway-price-max", b"payment-response", b"x-payment-response", b"payment-receipt"}
+)
 """The headers of the gateway that are stored with a response."""
 
 

@@ -1,13 +1,17 @@
-"""The body of an upstream's response: the stream to the caller, the record of its end, and the copy for a repeat."""
+"""The body of an upstream's response: the stream to the caller, the record of its end, the copy for a repeat, and the price of a metered call."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
-from tollway.errors import UpstreamBadResponse, UpstreamTimeout
+from tollway.errors import Code, Problem, Refusal, UpstreamBadResponse, UpstreamTimeout
 from tollway.gateway.messages import Headers, ResponseBody
 from tollway.gateway.rail import CallPayment
+from tollway.gateway.usage import UsageReader
 from tollway.ledger.ledger import Finish, StoredResponse
-from tollway.ledger.records import Delivery
+from tollway.ledger.records import Delivery, Usage
+from tollway.limits import Limits
 from tollway.outbound.client import UpstreamExchange
+from tollway.registry.metering import BASE, Measured, compute_cost, write_measured
 
 CALLER_WAIT_MS_MAX = 5_000
 """The longest time that a response waits for its caller's socket, in all, before a cut by the upstream counts as caused by that wait: upstreams
@@ -16,12 +20,14 @@ stalls on purpose gets most of a large response twice for one price."""
 
 
 class UpstreamBody:
-    """The streaming body of a response (`ResponseBody`). `recorder` gets the whole body before `read_chunk` returns its end."""
+    """The streaming body of a response (`ResponseBody`). `recorder` and `meter` get the whole body before `read_chunk` returns its end."""
 
     __slots__ = (
         "_given_ms",
         "_is_cut",
         "_is_ended",
+        "_limits",
+        "_meter",
         "_now_ms",
         "_payment",
         "_recorder",
@@ -35,13 +41,17 @@ class UpstreamBody:
         payment: CallPayment,
         *,
         now_ms: Callable[[], int],
+        limits: Limits,
         recorder: "ResponseRecorder | None" = None,
+        meter: "Meter | None" = None,
     ) -> None:
         """`now_ms`: also measures how long the response waits for its caller: from the return of a chunk to the request for the next one."""
         self._upstream = upstream
         self._payment = payment
         self._now_ms = now_ms
+        self._limits = limits
         self._recorder = recorder
+        self._meter = meter
         self._is_cut = False
         self._is_ended = False
         self._waited_ms = 0
@@ -56,22 +66,33 @@ class UpstreamBody:
             is_by_caller = self._payment.request.body.is_broken or self._waited_ms > CALLER_WAIT_MS_MAX
             self._is_cut = not is_by_caller
             raise
+        if self._meter is not None:
+            await self._meter.add(chunk, is_last=self._upstream.is_read)
+            if self._meter.is_ended and self._recorder is not None:
+                self._meter.take_price()
+                self._recorder.set_price(price_header(self._payment, "charged"))
         if self._recorder is not None:
             await self._recorder.add_chunk(chunk)
         self._given_ms = self._now_ms()
         return chunk
 
     @property
-    def is_recorded(self) -> bool:
-        return self._recorder is not None and self._recorder.is_open
+    def read_on_s(self) -> float:
+        if self._meter is not None and not self._meter.is_ended:
+            return self._payment.route.listing.timeout_s
+        is_recorded = self._recorder is not None and self._recorder.is_open
+        return self._limits.response_collect_s if is_recorded else 0
 
-    async def end(self, delivery: Delivery, response_bytes: int) -> None:
+    async def end(self, delivery: Delivery, response_bytes: int, *, is_interrupted: bool) -> None:
         if self._is_ended:
             return
         self._is_ended = True
         self._upstream.close()
+        usage = None
+        if self._meter is not None:
+            usage = await self._meter.end(is_cut=self._is_cut, is_interrupted=is_interrupted)
         finish = build_finish(
-            self._payment, delivery, response_bytes, now_ms=self._now_ms(), is_cut=self._is_cut
+            self._payment, delivery, response_bytes, now_ms=self._now_ms(), is_cut=self._is_cut, usage=usage
         )
         await self._payment.finish(finish)
 
@@ -89,7 +110,13 @@ async def read_first(upstream: UpstreamExchange, length: int) -> bytes | None:
 
 
 def build_finish(
-    payment: CallPayment, delivery: Delivery, response_bytes: int, *, now_ms: int, is_cut: bool = False
+    payment: CallPayment,
+    delivery: Delivery,
+    response_bytes: int,
+    *,
+    now_ms: int,
+    is_cut: bool = False,
+    usage: Usage | None = None,
 ) -> Finish:
     assert payment.call_id is not None  # claimed
     assert payment.claimed is not None
@@ -101,6 +128,7 @@ def build_finish(
         request_bytes=payment.request.body.bytes_read,
         response_bytes=response_bytes,
         completed_ms=now_ms,
+        usage=usage,
     )
 
 
@@ -131,6 +159,11 @@ class ResponseRecorder:
         """Whether it takes more chunks, or is storing the response."""
         return self._body is not None
 
+    def set_price(self, price: tuple[bytes, bytes]) -> None:
+        """Stores the price of the call in place of its maximum."""
+        kept = (header for header in self._headers if header[0] not in (b"tollway-price-max", price[0]))
+        self._headers = (*kept, price)
+
     async def add_chunk(self, chunk: bytes) -> None:
         """Adds the next bytes; b"" once, at the end of the body, stores the response."""
         if self._body is None:
@@ -146,3 +179,175 @@ class ResponseRecorder:
             )
         finally:
             self._body = None
+
+
+# ---- Metered calls.
+
+
+def price_header(payment: CallPayment, state: str) -> tuple[bytes, bytes]:
+    """The price of a metered call: `Tollway-Price` once it is charged, and until then `Tollway-Price-Max`. `state`: as in `Tollway-Payment-State`."""
+    if state != "charged" or payment.actual_units is None or payment.asset is None:
+        return b"tollway-price-max", f"{payment.price.text} {payment.currency}".encode()
+    price = payment.asset.format_units(payment.actual_units)
+    return b"tollway-price", f"{price} {payment.currency}".encode()
+
+
+class MeteredBodies:
+    """The memory for copies of JSON bodies of metered calls, in a process. Each call reserves one copy before its claim: no caller pays its maximum because the
+    gateway had no memory to measure its call."""
+
+    def __init__(self, *, limits: Limits) -> None:
+        self._copies_left = limits.metered_bodies_bytes_max // limits.metered_body_bytes_max
+
+    def take_copy(self) -> "CopyReservation":
+        """Raises Refusal where no memory is left."""
+        if not self._copies_left:
+            raise Refusal(COPIES_EXHAUSTED)
+        self._copies_left -= 1
+        return CopyReservation(self)
+
+    def give_back(self) -> None:
+        self._copies_left += 1
+
+
+class CopyReservation:
+    """The memory of one copy. `give_back` may be called more than once."""
+
+    __slots__ = ("_bodies",)
+
+    def __init__(self, bodies: MeteredBodies) -> None:
+        self._bodies: MeteredBodies | None = bodies
+
+    def give_back(self) -> None:
+        bodies, self._bodies = self._bodies, None
+        if bodies is not None:
+            bodies.give_back()
+
+
+COPIES_EXHAUSTED = Problem(
+    code=Code.OVERLOADED,
+    detail="The gateway measures as many responses of metered calls as it can. Nothing was sent or taken; send the request again after Retry-After.",
+    reason="metered_calls",
+    retry_after_s=1,
+    payment_state="none",
+)
+
+
+class Meter:
+    """Measures the response of one metered call that costs, and prices the call once (`CallPayment.actual_units`).
+
+    `read`: what was read before the head; `body`: the whole body, where that is it. `is_ended`: the whole body was measured. `usage`: None until the price is known."""
+
+    __slots__ = (
+        "_count_usage",
+        "_parse_bytes_max",
+        "_parsing",
+        "_payment",
+        "_reader",
+        "_reservation",
+        "is_ended",
+        "read",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        payment: CallPayment,
+        reader: UsageReader,
+        *,
+        reservation: CopyReservation | None,
+        limits: Limits,
+        count_usage: Callable[[str], None],
+    ) -> None:
+        """`reservation`: for the copy of a JSON body; the meter gives it back. `count_usage`: counts the kind of each result: `measured`, `clamped`, `absent` or `base`."""
+        self._payment = payment
+        self._reader = reader
+        self._reservation = reservation
+        self._parse_bytes_max = limits.metered_parse_bytes_max
+        self._count_usage = count_usage
+        self._parsing: asyncio.Future[None] | None = None
+        self.is_ended = False
+        self.read = b""
+        self.usage: Usage | None = None
+        if not reader.is_copying:
+            self._give_back_reservation()
+
+    @property
+    def body(self) -> bytes | None:
+        return self.read if self.usage is not None else None
+
+    async def read_short(self, upstream: UpstreamExchange, length: int, *, within_s: float) -> None:
+        """Reads a body before its head goes to the caller, and prices the call. Without a price where the upstream cuts the body, or where it takes longer than `within_s`."""
+        read, elapsed_s = bytearray(), asyncio.get_running_loop().time
+        until_s = elapsed_s() + within_s
+        try:
+            while not self.is_ended and elapsed_s() < until_s:
+                chunk = await upstream.read_chunk() if length else b""
+                read += chunk
+                await self.add(chunk, is_last=upstream.is_read)
+        except (UpstreamBadResponse, UpstreamTimeout):
+            pass  # the stream meets the same failure, and cuts the response visibly
+        self.read = bytes(read)
+        if self.is_ended:
+            self.take_price()
+
+    async def add(self, chunk: bytes, *, is_last: bool) -> None:
+        """Adds the next bytes. `is_last`: the whole body has arrived; so it has with an empty chunk."""
+        if self.is_ended:
+            return
+        is_last = is_last or not chunk
+        if self._reader.unparsed_bytes + len(chunk) <= self._parse_bytes_max:
+            self._measure(chunk, is_last)
+            return
+        # Shielded: a thread does not stop with its caller, and one thread at a time measures.
+        loop = asyncio.get_running_loop()
+        self._parsing = loop.run_in_executor(None, self._measure, chunk, is_last)
+        await asyncio.shield(self._parsing)
+
+    def _measure(self, chunk: bytes, is_last: bool) -> None:
+        self._reader.add(chunk)
+        if is_last:
+            self._reader.end()
+            self.is_ended = True
+
+    async def end(self, *, is_cut: bool, is_interrupted: bool) -> Usage | None:
+        """Prices the call at the end of its stream. None: the gateway itself ended the response, so recovery takes the base.
+
+        | end of the body | what counts |
+        |---|---|
+        | it arrived whole | what it reported |
+        | the upstream cut it | the base |
+        | its caller left or takes nothing, and the gateway read no further | what was reported until then |
+        | a shutdown or a defect of the gateway | nothing |
+        """
+        if self._parsing is not None:
+            await asyncio.wait((self._parsing,))
+        if not self.is_ended and is_cut:
+            self._take(BASE)
+        elif self.is_ended or not is_interrupted:
+            self.take_price()
+        self._give_back_reservation()
+        return self.usage
+
+    def take_price(self) -> None:
+        """Prices the call by what was reported until now."""
+        self._take(self._reader.measure())
+
+    def _take(self, measured: Measured) -> None:
+        payment = self._payment
+        if self.usage is not None:
+            return
+        assert payment.asset is not None, "a metered call costs"
+        cost = compute_cost(
+            payment.formulas, measured, max_units=payment.units, decimals=payment.asset.decimals
+        )
+        payment.actual_units = cost.units
+        self.usage = Usage(actual_units=cost.units, quantities=write_measured(measured))
+        if cost.quantities is None:
+            self._count_usage("absent" if measured.by_formula else "base")
+        else:
+            self._count_usage("clamped" if cost.is_clamped else "measured")
+
+    def _give_back_reservation(self) -> None:
+        if self._reservation is not None:
+            self._reservation.give_back()

@@ -536,7 +536,7 @@ class TransactionPayment(CallPayment):
         transaction, payer, asset = self.transaction, self.payer, self.asset
         if transaction is None or payer is None or asset is None:
             return None
-        base_units = asset.to_base_units(self.units)
+        base_units = asset.to_base_units(self.units if self.actual_units is None else self.actual_units)
         return write_plain_receipt(transaction, payer=payer, chain_id=asset.chain_id, base_units=base_units)
 
 

@@ -149,7 +149,9 @@ class TrialCalls:
         except TimeoutError as exc:
             raise UpstreamTimeout("The upstream did not end its response in time.") from exc
         finally:
-            await rest.end(Delivery.PARTIAL, len(body))  # closes the connection, and writes nothing
+            await rest.end(
+                Delivery.PARTIAL, len(body), is_interrupted=False
+            )  # closes the connection, and writes nothing
         return bytes(body)
 
 

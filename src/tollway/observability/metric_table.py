@@ -129,6 +129,7 @@ _WITHDRAWAL = Label(
 _PAYMENT_OUTCOME = Label(name="outcome", values=("accepted", *_CODE.values))
 _SETTLEMENT_OUTCOME = Label(name="outcome", values=("settled", "failed", "undecided", "swept", "released"))
 _PHASE = Label(name="phase", values=PHASES)
+_USAGE = Label(name="usage", values=("measured", "clamped", "absent", "base"))
 _COMMIT_KIND = Label(name="kind", values=COMMIT_KINDS)
 _NODE_OUTCOME = Label(name="outcome", values=NODE_OUTCOMES)
 _LEVEL = Label(name="level", values=("debug", "info", "warning", "error"))
@@ -163,6 +164,11 @@ _CALLS = (
         "tollway_upstream_duration_seconds",
         "From the first byte sent to a provider until its response head",
         buckets=DURATION_BUCKETS_S,
+    ),
+    _counter(
+        "tollway_metered_responses_total",
+        "Metered calls that cost, by the reported usage; `base`: the upstream cut the response",
+        _USAGE,
     ),
     _gauge("tollway_calls_in_flight", "Requests that run now"),
     _gauge("tollway_upstreams_down", "Upstreams that the gateway does not call until a probe reaches them"),

@@ -93,6 +93,7 @@ class Metrics:
         codes = [(value,) for value in SERIES["tollway_refusals_total"].labels[0].values]
         self.refusals = plain.counter("tollway_refusals_total", codes)
         self.upstream_seconds = plain.histograms("tollway_upstream_duration_seconds").find()
+        self.metered_responses = plain.counter("tollway_metered_responses_total")
         self.calls_in_flight = self._make(Gauge, "tollway_calls_in_flight")
         self.upstreams_down = self._make(Gauge, "tollway_upstreams_down")
         self.loop_delay_seconds = plain.histograms("tollway_event_loop_delay_seconds").find()

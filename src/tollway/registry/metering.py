@@ -80,11 +80,13 @@ BASE = Measured(())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The price of a call, the formula that decides it, and its quantities; None where they are absent, or where the call takes the base."""
+    """The price of a call, the formula that decides it, and its quantities; None where they are absent, or where the call takes the base.
+    `is_clamped`: the sum is above the maximum."""
 
     units: int
     formula: Metering
     quantities: Quantities | None
+    is_clamped: bool
 
 
 def compute_cost(formulas: Sequence[Metering], measured: Measured, *, max_units: int, decimals: int) -> Cost:
@@ -95,7 +97,14 @@ def compute_cost(formulas: Sequence[Metering], measured: Measured, *, max_units:
         quantities = measured.by_formula[place] if measured.by_formula else None
         is_maximum = quantities is None and bool(measured.by_formula) and formula.absent == "max"
         units = max_units if is_maximum else _sum_units(formula, quantities or (), decimals=decimals)
-        costs.append(Cost(units=min(units, max_units), formula=formula, quantities=quantities))
+        costs.append(
+            Cost(
+                units=min(units, max_units),
+                formula=formula,
+                quantities=quantities,
+                is_clamped=units > max_units,
+            )
+        )
     return min(costs, key=lambda cost: cost.units)
 
 

@@ -255,7 +255,16 @@ def _plain_host(host: str) -> str:
 class ResponseStream:
     """The stream of one response body. `sent`: its bytes so far. `client_socket`: None if the socket is unknown."""
 
-    __slots__ = ("_client_socket", "_limits", "_rest", "_send", "delivery", "is_client_gone", "sent")
+    __slots__ = (
+        "_client_socket",
+        "_limits",
+        "_rest",
+        "_send",
+        "_unsent",
+        "delivery",
+        "is_client_gone",
+        "sent",
+    )
 
     def __init__(
         self, rest: ResponseBody, send: Send, *, client_socket: ClientSocket | None, limits: Limits
@@ -264,6 +273,7 @@ class ResponseStream:
         self._send = send
         self._client_socket = client_socket
         self._limits = limits
+        self._unsent = 0  # bytes read after the caller has left
         self.is_client_gone = False
         self.sent = 0
         self.delivery = Delivery.PARTIAL
@@ -291,12 +301,13 @@ class ResponseStream:
             self._on_client_gone(flow)
 
     def _on_client_gone(self, flow: asyncio.Task[None]) -> None:
-        """Stops the stream. A response that is recorded for a repeat is read further, for `response_collect_s` at most."""
+        """Stops the stream. A response that is stored for a repeat, or whose end decides its price, is read further (`ResponseBody.read_on_s`)."""
         self.is_client_gone = True
         if self._client_socket is not None:
             self._client_socket.release()
-        if self._rest.is_recorded and not flow.done():
-            asyncio.get_running_loop().call_later(self._limits.response_collect_s, flow.cancel)
+        read_on_s = self._rest.read_on_s
+        if read_on_s and not flow.done():
+            asyncio.get_running_loop().call_later(read_on_s, flow.cancel)
         else:
             flow.cancel()
 
@@ -306,18 +317,35 @@ class ResponseStream:
             await self._send_chunk(first)
             del first
             while await self._relay_chunk():
-                if self.is_client_gone and not self._rest.is_recorded:
+                if self.is_client_gone and not self._is_read_on:
                     return
-        except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
+        except (UpstreamBadResponse, UpstreamTimeout):
+            return
+        except TimeoutError:  # the client takes no byte
+            await self._read_on()
             return
         if not self.is_client_gone:
             self.delivery = Delivery.COMPLETE
+
+    async def _read_on(self) -> None:
+        """Reads what is left for a client that takes no byte, as for one that has left."""
+        self.is_client_gone = self.is_client_gone or self._is_read_on
+        with contextlib.suppress(UpstreamBadResponse, UpstreamTimeout, TimeoutError):
+            async with asyncio.timeout(self._rest.read_on_s):
+                while self._is_read_on and await self._relay_chunk():
+                    pass
+
+    @property
+    def _is_read_on(self) -> bool:
+        return self._rest.read_on_s > 0 and self._unsent <= self._limits.metered_rest_bytes_max
 
     async def _relay_chunk(self) -> bool:
         """Relays one chunk; False at the end. No reference to the chunk remains during the wait for the next one."""
         await self._wait_writable()
         chunk = await self._rest.read_chunk()
-        if chunk and not self.is_client_gone:
+        if self.is_client_gone:
+            self._unsent += len(chunk)
+        elif chunk:
             await self._send_chunk(chunk)
         return bool(chunk)
 
@@ -501,13 +529,15 @@ class GatewayApp:
             client_socket=self.client_sockets.find_socket(scope),
             limits=self._limits,
         )
+        is_interrupted = True
         try:
             await send(head)
             await stream.pump(response.first, body.wait_disconnect if body.is_finished else None)
+            is_interrupted = False
         finally:
             if traced is not None:
                 traced.describe(stream.sent, stream.delivery, is_client_gone=stream.is_client_gone)
-            await response.rest.end(stream.delivery, stream.sent)
+            await response.rest.end(stream.delivery, stream.sent, is_interrupted=is_interrupted)
         if stream.delivery is Delivery.COMPLETE:
             await send({"type": "http.response.body", "body": b""})
         # Otherwise no final message: the server closes the connection, so that the client detects the incomplete body.

@@ -75,8 +75,8 @@ class TracedStream:
         self._is_cut = False
 
     @property
-    def is_recorded(self) -> bool:
-        return self._rest.is_recorded
+    def read_on_s(self) -> float:
+        return self._rest.read_on_s
 
     async def read_chunk(self) -> bytes:
         try:
@@ -85,8 +85,8 @@ class TracedStream:
             self._is_cut = True
             raise
 
-    async def end(self, delivery: Delivery, response_bytes: int) -> None:
-        await self._rest.end(delivery, response_bytes)
+    async def end(self, delivery: Delivery, response_bytes: int, *, is_interrupted: bool) -> None:
+        await self._rest.end(delivery, response_bytes, is_interrupted=is_interrupted)
 
     async def send(self, message: Message) -> None:
         if message.get("body"):

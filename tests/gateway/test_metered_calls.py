@@ -1,0 +1,553 @@
+"""Metered calls through a whole gateway: the maximum is claimed, and the response decides what is taken."""
+
+import asyncio
+import json
+import threading
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import InProcessGateway, open_gateway
+from tests.kit.metered_gateway import (
+    BODY_BYTES,
+    TOTAL_TOKENS,
+    USAGE_HEADER,
+    MeteredGateway,
+    make_metering,
+)
+from tests.kit.upstream import Answerer, Arrived, held, plain, raw
+from tests.kit.waits import until
+from tollway.gateway.response_body import Meter
+from tollway.gateway.usage import UsageReader
+from tollway.ledger.ledger import Finish
+from tollway.ledger.records import CallState, Delivery, Payment
+from tollway.limits import DEFAULT_LIMITS, KIB, MIB
+
+MAXIMUM = 10_000
+BASE = 1_000
+UNIT = 100
+CREDIT = 5 * MAXIMUM
+JSON = "Content-Type: application/json"
+SSE = b"Content-Type: text/event-stream\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
+KEY = ("Idempotency-Key", "one")
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[MeteredGateway]:
+    async with open_metered() as small:
+        yield small
+
+
+@asynccontextmanager
+async def open_metered(**limits: Any) -> AsyncIterator[MeteredGateway]:
+    async with open_gateway(kind=MeteredGateway, **limits) as small:
+        assert isinstance(small, MeteredGateway)
+        await small.publish()
+        small.meter(make_metering(TOTAL_TOKENS))
+        yield small
+
+
+def used(tokens: object, *, padding: int = 0) -> bytes:
+    return json.dumps({"text": "x" * padding, "usage": {"total_tokens": tokens}}).encode()
+
+
+def event(tokens: object) -> bytes:
+    return b"data: " + used(tokens) + b"\n\n"
+
+
+def chunk(content: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(content), content)
+
+
+def stream(*contents: bytes, head: bytes = SSE) -> Answerer:
+    """A chunked answer that ends."""
+    return raw(CHUNKED + head + b"\r\n", *(chunk(one) for one in contents), b"0\r\n\r\n")
+
+
+async def call(
+    gateway: InProcessGateway, payment: Payment, *headers: tuple[str, str], **more: Any
+) -> Exchange:
+    return await gateway.ask(headers=[*gateway.plain_proof(payment.tx_hash), *headers], **more)
+
+
+async def taken_units(gateway: InProcessGateway, payment: Payment) -> int:
+    await gateway.check_balanced()
+    return CREDIT - await gateway.remaining_units(payment)
+
+
+async def finish_of(gateway: InProcessGateway) -> Finish:
+    (record, *_) = await gateway.history()
+    finish = gateway.ledger.rows.calls[record.id].finish
+    assert finish is not None
+    return finish
+
+
+# ---------------------------------------------------------------------- the price at the head
+
+
+@pytest.mark.parametrize(
+    ("answer", "units", "kind"),
+    [
+        (plain(used(7), headers=(JSON,)), BASE + 7 * UNIT, "measured"),
+        (plain(used(0), headers=(JSON,)), BASE, "measured"),
+        (plain(used(90), headers=(JSON,)), MAXIMUM, "measured"),
+        (plain(used(91), headers=(JSON,)), MAXIMUM, "clamped"),
+        (plain(used(10**17), headers=(JSON,)), MAXIMUM, "clamped"),
+        (plain(used(None), headers=(JSON,)), MAXIMUM, "absent"),
+        (plain(used(1.5), headers=(JSON,)), MAXIMUM, "absent"),
+        (plain(used(-1), headers=(JSON,)), MAXIMUM, "absent"),
+        (plain(b"{}", headers=(JSON,)), MAXIMUM, "absent"),
+        (plain(used(7), headers=(JSON, "Content-Encoding: gzip")), MAXIMUM, "absent"),
+        (plain(used(7)), MAXIMUM, "absent"),
+        (plain(event(7), headers=("Content-Type: text/event-stream",)), BASE + 7 * UNIT, "measured"),
+        (plain(b"", status=204), BASE, "measured"),
+    ],
+)
+async def test_a_short_answer_is_priced_before_its_head(
+    gateway: MeteredGateway, answer: Answerer, units: int, kind: str
+) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = answer
+    exchange = await call(gateway, payment)
+    assert exchange.headers["tollway-payment-state"] == "charged"
+    assert exchange.headers["tollway-price"] == f"{units / 10**6:.6f}".rstrip("0") + " USDC"
+    assert "tollway-price-max" not in exchange.headers
+    assert (
+        exchange.headers["tollway-credit-remaining"]
+        == f"{(CREDIT - units) / 10**6:.6f}".rstrip("0") + " USDC"
+    )
+    assert (await taken_units(gateway, payment), gateway.usage_kinds) == (units, [kind])
+    usage = (await finish_of(gateway)).usage
+    assert usage is not None
+    assert usage.actual_units == units
+
+
+async def test_a_head_request_has_used_nothing(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = plain(used(7), headers=(JSON,))
+    exchange = await call(gateway, payment, method="HEAD")
+    assert exchange.headers["tollway-price"] == "0.001 USDC"
+    assert await taken_units(gateway, payment) == BASE
+
+
+@pytest.mark.parametrize("status", [400, 402, 429, 500])
+async def test_an_answer_without_a_price_costs_nothing_whatever_it_reports(
+    gateway: MeteredGateway, status: int
+) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = plain(used(7), status=status, headers=(JSON,))
+    exchange = await call(gateway, payment)
+    assert (exchange.headers["tollway-payment-state"], "tollway-price" in exchange.headers) == (
+        "released",
+        False,
+    )
+    assert exchange.headers["tollway-price-max"] == "0.01 USDC"
+    assert (await taken_units(gateway, payment), gateway.usage_kinds) == (0, [])
+
+
+async def test_the_receipt_of_a_short_answer_names_what_was_taken(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = plain(used(7), headers=(JSON,))
+    exchange = await call(gateway, payment)
+    receipt = json.loads(b64decode(exchange.headers["payment-response"]))
+    assert receipt["amount"] == str(BASE + 7 * UNIT)
+
+
+async def test_the_terms_decide_what_an_absent_usage_costs(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.meter(make_metering(TOTAL_TOKENS, absent="base"))
+    gateway.upstream.answer = plain(b"{}", headers=(JSON,))
+    exchange = await call(gateway, payment)
+    assert exchange.headers["tollway-price"] == "0.001 USDC"
+    assert await taken_units(gateway, payment) == BASE
+
+
+async def test_of_several_formulas_the_least_price_is_taken(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.meter(make_metering(TOTAL_TOKENS), make_metering(BODY_BYTES, base="0.002", unit_price="0.000001"))
+    gateway.upstream.answer = plain(body := used(50), headers=(JSON,))
+    exchange = await call(gateway, payment)
+    assert await taken_units(gateway, payment) == 2_000 + len(body)
+    assert exchange.status == 200
+
+
+async def test_what_a_short_answer_used_is_written_with_its_close(gateway: MeteredGateway) -> None:
+    """One write has both. A stream has its close at the head, and is marked as metered."""
+    payment = await gateway.pay(CREDIT)
+    for answer, is_written in [(plain(used(7), headers=(JSON,)), True), (stream(event(7)), False)]:
+        gateway.upstream.answer = answer
+        await call(gateway, payment, target=f"/{is_written}")
+        (record, *_) = await gateway.history()
+        close = gateway.ledger.rows.calls[record.id].close
+        assert close is not None
+        assert (close.is_metered, close.finish is not None) == (True, is_written)
+
+
+# ---------------------------------------------------------------------- the request
+
+
+async def test_the_request_asks_for_a_whole_answer_without_a_coding(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.meter(make_metering(USAGE_HEADER))
+    await gateway.publish("api_forwards", forward_headers=("Accept-Encoding", "X-Usage-Units", "X-Mine"))
+    asked = [
+        ("Accept-Encoding", "gzip, br"),
+        ("Range", "bytes=0-1"),
+        ("If-Range", '"tag"'),
+        ("X-Usage-Units", "0"),
+        ("X-Mine", "kept"),
+        ("Settlement-Overrides", '{"amount": "0"}'),
+    ]
+    await call(gateway, payment, *asked, listing="api_forwards")
+    (arrived,) = gateway.upstream.arrived
+    assert [value for name, value in arrived.headers if name.lower() == "accept-encoding"] == ["identity"]
+    assert arrived.find("x-mine") == "kept"
+    assert not arrived.names & {"range", "if-range", "x-usage-units", "settlement-overrides"}
+
+
+async def test_a_fixed_price_forwards_a_range_as_before(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.meter()
+    await call(gateway, payment, ("Range", "bytes=0-1"))
+    assert gateway.upstream.arrived[0].find("range") == "bytes=0-1"
+
+
+@pytest.mark.parametrize("shows_header", [True, False])
+@pytest.mark.parametrize("status", [200, 500])
+async def test_the_usage_header_reaches_the_caller_only_where_the_terms_say_so(
+    gateway: MeteredGateway, shows_header: bool, status: int
+) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.meter(make_metering(USAGE_HEADER, shows_header=shows_header))
+    forged = ("Settlement-Overrides: {}", "Tollway-Price: 0 USDC", "PAYMENT-RESPONSE: x")
+    gateway.upstream.answer = plain(status=status, headers=("X-Usage-Units: 3", *forged))
+    exchange = await call(gateway, payment)
+    assert exchange.headers.get("x-usage-units") == ("3" if shows_header else None)
+    assert "settlement-overrides" not in exchange.headers
+    assert exchange.headers.get("payment-response") != "x"
+    assert exchange.headers.get("tollway-price") == ("0.0013 USDC" if status == 200 else None)
+
+
+# ---------------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize(
+    ("answer", "units"),
+    [
+        (stream(event(3), event(7), b"data: [DONE]\n\n"), BASE + 7 * UNIT),
+        (stream(event(3), event(None)), BASE + 3 * UNIT),
+        (stream(event(3)[:-1]), MAXIMUM),
+        (stream(b"data: {}\n\n"), MAXIMUM),
+        (stream(used(7), head=JSON.encode() + b"\r\n"), BASE + 7 * UNIT),
+        (plain(used(7, padding=200_000), headers=(JSON,)), BASE + 7 * UNIT),
+        (plain(used(7, padding=MIB), headers=(JSON,)), MAXIMUM),
+        (
+            plain(b"data: {}\n\n" * 9_000 + event(9), headers=("Content-Type: text/event-stream",)),
+            BASE + 9 * UNIT,
+        ),
+    ],
+    ids=[
+        "events",
+        "null at the end",
+        "an event cut at the end",
+        "no usage",
+        "JSON without a length",
+        "long JSON",
+        "JSON too large to copy",
+        "long events",
+    ],
+)
+async def test_a_stream_holds_the_maximum_until_its_end_decides(
+    gateway: MeteredGateway, answer: Answerer, units: int
+) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = answer
+    exchange = await call(gateway, payment)
+    assert (exchange.headers["tollway-payment-state"], exchange.headers["tollway-price-max"]) == (
+        "held",
+        "0.01 USDC",
+    )
+    assert "tollway-price" not in exchange.headers
+    assert exchange.is_ended
+    assert await taken_units(gateway, payment) == units
+    assert gateway.outcomes == ["charged"]
+
+
+async def test_between_head_and_end_the_maximum_is_taken(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    may_end = asyncio.Event()
+    gateway.upstream.answer = held(may_end, CHUNKED + SSE + b"\r\n" + chunk(event(3)), b"0\r\n\r\n")
+    exchange = gateway.open(headers=gateway.plain_proof(payment.tx_hash))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(gateway.run(exchange))
+        await until(lambda: event(3) in exchange.body)
+        assert await taken_units(gateway, payment) == MAXIMUM
+        may_end.set()
+    assert await taken_units(gateway, payment) == BASE + 3 * UNIT
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        raw(
+            b"HTTP/1.1 200 OK\r\n" + JSON.encode() + b"\r\nContent-Length: 900\r\n\r\n" + used(7), close=True
+        ),
+        raw(CHUNKED + SSE + b"\r\n" + chunk(event(7)), close=True),
+        raw(b"HTTP/1.1 200 OK\r\n" + SSE + b"Content-Length: 100000\r\n\r\n" + event(7), close=True),
+    ],
+    ids=["short JSON", "chunked events", "long events"],
+)
+async def test_a_body_that_its_upstream_cuts_takes_the_base(
+    gateway: MeteredGateway, answer: Answerer
+) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = answer
+    exchange = await call(gateway, payment)
+    assert (exchange.headers["tollway-payment-state"], exchange.is_ended) == ("held", False)
+    assert (await taken_units(gateway, payment), gateway.usage_kinds) == (BASE, ["base"])
+    assert (await finish_of(gateway)).is_cut
+
+
+async def test_the_repeat_of_a_cut_answer_keeps_the_price_of_the_first(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = raw(CHUNKED + SSE + b"\r\n" + chunk(event(7)), close=True)
+    await call(gateway, payment)
+    gateway.upstream.answer = plain(used(9), headers=(JSON,))
+    again = await call(gateway, payment)
+    assert (again.status, again.body, gateway.served) == (200, used(9), 2)
+    assert "tollway-price" not in again.headers
+    assert await taken_units(gateway, payment) == BASE
+    assert gateway.usage_kinds == ["base"]
+
+
+# ---------------------------------------------------------------------- callers that leave
+
+
+async def leave_after(
+    gateway: InProcessGateway, payment: Payment, seen: bytes, then: asyncio.Event | None, **more: Any
+) -> Exchange:
+    """The caller leaves once it has seen these bytes; then the upstream goes on."""
+    exchange = gateway.open(headers=gateway.plain_proof(payment.tx_hash), **more)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(gateway.run(exchange))
+        await until(lambda: seen in exchange.body)
+        exchange.leave()
+        if then is not None:
+            then.set()
+    assert not exchange.is_ended
+    return exchange
+
+
+async def test_the_gateway_reads_on_for_a_caller_that_has_left(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    may_end = asyncio.Event()
+    gateway.upstream.answer = held(
+        may_end, CHUNKED + SSE + b"\r\n" + chunk(event(3)), chunk(event(7)) + b"0\r\n\r\n"
+    )
+    await leave_after(gateway, payment, event(3), may_end)
+    assert await taken_units(gateway, payment) == BASE + 7 * UNIT
+    assert (await finish_of(gateway)).delivery is Delivery.PARTIAL
+
+
+async def test_a_caller_that_has_left_is_in_flight_until_the_end_of_its_answer() -> None:
+    async with open_metered(in_flight_per_address_max=1) as gateway:
+        payment, mine = await gateway.pay(CREDIT), "203.0.113.5"
+        may_end = asyncio.Event()
+        gateway.upstream.answer = held(may_end, CHUNKED + SSE + b"\r\n" + chunk(event(3)), b"0\r\n\r\n")
+        exchange = gateway.open(headers=gateway.plain_proof(payment.tx_hash), client=mine)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(gateway.run(exchange))
+            await until(lambda: event(3) in exchange.body)
+            exchange.leave()
+            gateway.upstream.answer = plain(used(1), headers=(JSON,))
+            assert (await call(gateway, payment, target="/other", client="203.0.113.6")).status == 200
+            assert (await call(gateway, payment, target="/mine", client=mine)).status == 503
+            may_end.set()
+        assert (await call(gateway, payment, target="/mine", client=mine)).status == 200
+
+
+async def pour_events(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+    """The first event says 3, the next ones 4, and so on without an end."""
+    writer.write(CHUNKED + SSE + b"\r\n")
+    tokens = 3
+    while True:
+        writer.write(chunk(event(tokens) + b": " + b"x" * 1_000 + b"\n"))
+        await writer.drain()
+        tokens = min(tokens + 1, 50)
+
+
+async def test_it_reads_on_up_to_a_number_of_bytes_and_then_the_last_usage_counts() -> None:
+    async with open_metered() as gateway:
+        payment = await gateway.pay(CREDIT)
+        gateway.upstream.answer = pour_events
+        await leave_after(gateway, payment, event(3), None)
+        assert await taken_units(gateway, payment) == BASE + 50 * UNIT
+
+
+@pytest.mark.parametrize(
+    ("content", "head", "units"),
+    [
+        (event(3), SSE, BASE + 3 * UNIT),
+        (b"data: {}\n\n", SSE, MAXIMUM),
+        (used(7), JSON.encode() + b"\r\n", MAXIMUM),
+    ],
+    ids=["a usage so far", "none so far", "JSON without its end"],
+)
+async def test_where_reading_on_ends_the_last_usage_counts(content: bytes, head: bytes, units: int) -> None:
+    async with open_metered(metered_rest_bytes_max=0) as gateway:
+        payment = await gateway.pay(CREDIT)
+        may_go_on = asyncio.Event()
+        gateway.upstream.answer = held(may_go_on, CHUNKED + head + b"\r\n" + chunk(content), chunk(b" "))
+        await leave_after(gateway, payment, content, may_go_on)
+        assert await taken_units(gateway, payment) == units
+
+
+async def test_it_reads_on_for_the_timeout_of_the_listing(gateway: MeteredGateway) -> None:
+    await gateway.publish("api_short", timeout_s=1)
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = held(asyncio.Event(), CHUNKED + SSE + b"\r\n" + chunk(event(3)), b"")
+    await leave_after(gateway, payment, event(3), None, listing="api_short")
+    assert await taken_units(gateway, payment) == BASE + 3 * UNIT
+
+
+async def test_a_shutdown_writes_no_usage_that_has_no_end(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = held(asyncio.Event(), CHUNKED + SSE + b"\r\n" + chunk(event(3)), b"")
+    exchange = gateway.open(headers=gateway.plain_proof(payment.tx_hash))
+    running = asyncio.create_task(gateway.run(exchange))  # noqa: TID251 - it is cancelled as a server does
+    await until(lambda: event(3) in exchange.body)
+    running.cancel()
+    await asyncio.wait((running,))
+    finish = await finish_of(gateway)
+    assert (finish.delivery, finish.usage, gateway.usage_kinds) == (Delivery.PARTIAL, None, [])
+
+
+async def test_a_shutdown_before_the_head_of_a_short_answer_charges_the_call(gateway: MeteredGateway) -> None:
+    payment = await gateway.pay(CREDIT)
+    head = b"HTTP/1.1 200 OK\r\n" + JSON.encode() + b"\r\nContent-Length: 900\r\n\r\n"
+    gateway.upstream.answer = held(asyncio.Event(), head + used(7), b"")
+    exchange = gateway.open(headers=gateway.plain_proof(payment.tx_hash))
+    running = asyncio.create_task(gateway.run(exchange))  # noqa: TID251 - it is cancelled as a server does
+    await until(lambda: gateway.served and gateway.transaction_rail.last.upstream_status == 200)
+    running.cancel()
+    await asyncio.wait((running,))
+    (record,) = await gateway.history()
+    row = gateway.ledger.rows.calls[record.id]
+    assert (record.state, row.finish) == (CallState.CONSUMED, None)
+    assert row.close is not None
+    assert row.close.is_metered
+
+
+# ---------------------------------------------------------------------- repeats under a key
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        (plain(used(7), headers=(JSON,)), "tollway-price"),
+        (stream(event(3), event(7)), "tollway-price-max"),
+        (plain(used(7, padding=100_000), headers=(JSON,)), "tollway-price-max"),
+    ],
+    ids=["short", "events", "long"],
+)
+async def test_a_stored_answer_has_the_price_that_was_taken(
+    gateway: MeteredGateway, answer: Answerer, name: str
+) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = answer
+    first = await call(gateway, payment, KEY)
+    assert {"tollway-price", "tollway-price-max"} & first.headers.keys() == {name}
+    gateway.upstream.answer = plain(used(80), headers=(JSON,))
+    again = await call(gateway, payment, KEY)
+    assert (again.headers["idempotency-replayed"], again.body) == ("true", first.body)
+    assert (again.headers["tollway-price"], "tollway-price-max" in again.headers) == ("0.0017 USDC", False)
+    assert (await taken_units(gateway, payment), gateway.served) == (BASE + 7 * UNIT, 1)
+
+
+# ---------------------------------------------------------------------- memory
+
+
+async def test_a_call_without_room_for_its_copy_is_refused_before_its_claim() -> None:
+    async with open_metered(metered_bodies_bytes_max=2 * DEFAULT_LIMITS.metered_body_bytes_max) as gateway:
+        payment = await gateway.pay(CREDIT)
+        may_answer = asyncio.Event()
+        gateway.upstream.answer = held(may_answer, body=b"{}")
+        running = [
+            gateway.open(target=f"/{n}", headers=gateway.plain_proof(payment.tx_hash)) for n in range(2)
+        ]
+        async with asyncio.TaskGroup() as group:
+            for exchange in running:
+                group.create_task(gateway.run(exchange))
+            await until(lambda: gateway.served == 2)
+            refused = await call(gateway, payment, target="/third")
+            assert (refused.status, refused.problem["code"]) == (503, "overloaded")
+            assert refused.problem["paymentState"] == "none"
+            assert refused.headers["retry-after"] == "1"
+            assert len(await gateway.history()) == 2
+            may_answer.set()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        plain(used(7), headers=(JSON,)),
+        plain(used(7, padding=100_000), headers=(JSON,)),
+        stream(event(7)),
+        plain(status=500),
+        plain(status=402),
+        raw(b"not HTTP", close=True),
+        raw(CHUNKED + SSE + b"\r\n" + chunk(event(7)), close=True),
+    ],
+)
+async def test_every_end_of_a_call_gives_its_room_back(answer: Answerer) -> None:
+    async with open_metered(metered_bodies_bytes_max=DEFAULT_LIMITS.metered_body_bytes_max) as gateway:
+        for number in range(3):
+            payment = await gateway.pay(CREDIT)
+            gateway.upstream.answer = answer
+            exchange = await call(gateway, payment, target=f"/{number}")
+            assert exchange.status != 503
+
+
+class ThreadedReader(UsageReader):
+    """`threads`: that parsed."""
+
+    threads: set[int]
+
+    def end(self) -> None:
+        self.threads = {threading.get_ident()}
+        super().end()
+
+
+@pytest.mark.parametrize(("size", "is_in_thread"), [(64 * KIB, False), (64 * KIB + 1, True)])
+async def test_what_is_long_is_parsed_in_a_thread(
+    gateway: MeteredGateway, size: int, is_in_thread: bool
+) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = plain(used(7), headers=(JSON,))
+    await call(gateway, payment)
+    priced = gateway.transaction_rail.last
+    headers = [(b"content-type", b"application/json")]
+    reader = ThreadedReader(priced.formulas, method="GET", status=200, headers=headers, limits=DEFAULT_LIMITS)
+    meter = Meter(
+        priced, reader, reservation=None, limits=DEFAULT_LIMITS, count_usage=gateway.usage_kinds.append
+    )
+    await meter.add(used(8).ljust(size), is_last=True)
+    assert (reader.threads != {threading.get_ident()}) is is_in_thread
+    usage = await meter.end(is_cut=False, is_interrupted=False)
+    assert usage is not None
+    assert usage.actual_units == BASE + 8 * UNIT
+
+
+async def test_a_thread_gives_the_same_price() -> None:
+    async with open_metered(metered_parse_bytes_max=0) as gateway:
+        payment = await gateway.pay(CREDIT)
+        gateway.upstream.answer = plain(used(7, padding=200_000), headers=(JSON,))
+        await call(gateway, payment)
+        gateway.upstream.answer = stream(event(3), event(5))
+        await call(gateway, payment, target="/events")
+        assert await taken_units(gateway, payment) == 2 * BASE + 12 * UNIT
