@@ -25,7 +25,6 @@ from tollway.gateway.idempotency import (
 )
 from tollway.gateway.messages import ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
-    METERED,
     RAIL_WITHDRAWN,
     authorization_public,
     authorization_used,
@@ -86,11 +85,18 @@ from tollway.payments.settlement import (
     SettlementOrder,
     Undecided,
 )
-from tollway.payments.wire import PresentedAuthorization
+from tollway.payments.wire import AuthorizationReason, PresentedAuthorization, explain_authorization
 from tollway.registry.listing import CatalogEntry, Listing, RevisionCache
 
 QUOTES_MAX = 4_096
 _SETTLED = Closed(remaining_units=None)
+
+
+METERED = explain_authorization(
+    AuthorizationReason.SCHEME,
+    "The price of this call is metered, and a signed payment cannot take less than was signed. Nothing was spent; pay by a transaction of your own, or "
+    "with credit.",
+)
 
 
 class AuthorizationRail:

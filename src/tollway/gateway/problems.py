@@ -22,7 +22,6 @@ from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempot
 from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState
 from tollway.money import Asset, Price
-from tollway.payments.wire import AuthorizationReason, explain_authorization
 from tollway.registry.listing import CatalogEntry, Listing
 from tollway.registry.metering import offer
 from tollway.registry.moderation import BlockedWallet, describe_block, describe_suspension
@@ -511,11 +510,6 @@ RAIL_WITHDRAWN = Problem(
     "another option of the terms.",
     reason="rail_withdrawn",
     payment_state="none",
-)
-METERED = explain_authorization(
-    AuthorizationReason.SCHEME,
-    "The price of this call is metered, and a signed payment cannot take less than was signed. Nothing was spent; pay by a transaction of your own, or "
-    "with credit.",
 )
 NOT_COVERED = Problem(
     code=Code.PAYMENT_VERIFICATION_FAILED,
