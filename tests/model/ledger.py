@@ -67,8 +67,20 @@ from tollway.ledger.records import (
     is_move_allowed,
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.registry.metering import BASE, compute_cost, read_formulas, write_measured
 
 GAP_MS = 60_000
+
+
+def _base_of(call: MemoryCall) -> Usage:
+    assert call.claim.metering is not None
+    cost = compute_cost(
+        read_formulas(call.claim.metering),
+        BASE,
+        max_units=call.claim.price_units,
+        decimals=call.claim.decimals or 0,
+    )
+    return Usage(actual_units=cost.units, quantities=write_measured(BASE))
 
 
 class MemoryLedger(MemoryFinality):
@@ -167,6 +179,7 @@ class MemoryLedger(MemoryFinality):
             owner_id=self._owner_id,
             parts=decision.parts,
             moved_ms=self._now_ms(),
+            quantities=None if claim.metering is None else "",
         )
         self._note_authorization(claim)
         return decision.outcome
@@ -207,19 +220,10 @@ class MemoryLedger(MemoryFinality):
         if self.away or call is None or call.epoch != finish.epoch:
             return
         call.finish, call.completed_ms = finish, finish.completed_ms
-        if finish.usage is not None and call.state is CallState.CONSUMED and call.actual_units is None:
-            self._lower(call, finish.usage)
+        if finish.usage is not None and call.is_unmeasured:
+            self._measure(call, finish.usage)
         if finish.is_cut and call.state is CallState.CONSUMED and not call.cut:
             call.cut = "cut"
-
-    def _lower(self, call: MemoryCall, usage: Usage) -> None:
-        """The newest payments that helped get the difference first."""
-        call.actual_units, call.quantities = usage.actual_units, usage.quantities
-        left_units, parts = usage.actual_units, {}
-        for key in sorted(call.parts, key=lambda one: (one != call.claim.payment_id, one)):
-            parts[key] = min(call.parts[key], left_units)
-            left_units -= parts[key]
-        self._hold(call, {key: units for key, units in parts.items() if units})
 
     async def finish_cut(self, finish: Finish) -> None:
         self.finish(finish)
@@ -294,6 +298,8 @@ class MemoryLedger(MemoryFinality):
             return None
         after, held = decide_resolution(outcome, is_unpaid=is_unpaid(call)), self._held_by(call)
         self._move(call, after)
+        if call.is_unmeasured:
+            self._measure(call, _base_of(call))
         if after is not CallState.SETTLING:
             call.completed_ms = now_ms
         elif held is not None:
@@ -323,12 +329,19 @@ class MemoryLedger(MemoryFinality):
             and call.clock_releases
             and not is_unpaid(call)  # a sweeper looks at the chain first
         ]
+        unmeasured = [
+            call
+            for call in self._rows.calls.values()
+            if call.is_unmeasured and call.owner_id not in {*living, self._owner_id}
+        ]
+        for call in unmeasured:
+            self._measure(call, _base_of(call))
         for call in stranded:
             self._interrupt(call, now_ms)
         for call in expired:
             self._move(call, CallState.RELEASED)
         self._rows.lives[self._owner_id] = self._rows.life
-        return len(stranded) + len(expired) + self._mark_orphaned({*living, self._owner_id})
+        return len(stranded) + len(unmeasured) + len(expired) + self._mark_orphaned({*living, self._owner_id})
 
     async def audit(self) -> AuditReport:
         self._answer()

@@ -13,9 +13,11 @@ from tollway.ledger.records import (
     Parts,
     Payment,
     PaymentState,
+    Usage,
     debits_after,
     is_move_allowed,
     is_worth_more,
+    trim_parts,
 )
 
 
@@ -70,6 +72,24 @@ class MemoryMoves(MemoryStatement):
         self._add_debt(call, units)
         if call.state is not holding.state:
             call.state, call.moved_ms = holding.state, now_ms
+
+    def _measure(self, call: MemoryCall, usage: Usage) -> None:
+        """Writes the price, and gives the rest back: the newest payment that helped gets its units first."""
+        call.actual_units, call.quantities = usage.actual_units, usage.quantities
+        own = call.claim.payment_id
+        by_age = sorted(
+            call.parts, key=lambda key: (self._rows.payments[key].block_number, key), reverse=True
+        )
+        parts = trim_parts(
+            call.parts, usage.actual_units, newest_first=sorted(by_age, key=lambda key: key == own)
+        )
+        returned_units = sum(call.parts.values()) - sum(parts.values())
+        self._hold(call, parts)
+        if call.state is CallState.REORGED:
+            lowered_units = call.claim.price_units - usage.actual_units
+            self._add_debt(call, returned_units - lowered_units)
+            if owed_units(call) == 0:
+                call.state, call.moved_ms = CallState.CONSUMED, self._now_ms()
 
     def _add_debt(self, call: MemoryCall, units: int) -> None:
         account = find_account(call.claim)

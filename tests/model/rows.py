@@ -54,10 +54,15 @@ class MemoryCall:
     finish: Finish | None = None
     completed_ms: int | None = None
     actual_units: int | None = None
-    """Of a metered call, once its price is known."""
     quantities: str | None = None
+    """Of a metered call, once its price is known; the quantities are empty before."""
     repeat_nonces: frozenset[NonceKey] = frozenset()
     """Of the bound signatures with which it ran again."""
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """Charged, and its price is not known yet."""
+        return self.quantities == "" and self.state in (CallState.CONSUMED, CallState.REORGED)
 
     @property
     def price_units(self) -> int:
@@ -193,7 +198,7 @@ def sum_unfinal(payments: Iterable[Payment]) -> dict[PayerAccount, int]:
 
 
 def held_of(calls: Iterable[MemoryCall], payment_id: int) -> int:
-    return sum(call.parts.get(payment_id, 0) for call in calls if is_open(call))
+    return sum(call.parts.get(payment_id, 0) for call in calls if is_open(call) or call.is_unmeasured)
 
 
 def used_nonces(calls: Iterable[MemoryCall]) -> dict[NonceKey, NonceUsed]:
@@ -232,6 +237,8 @@ def _keyed_call(call: MemoryCall, has_stored_response: bool) -> KeyedCall:
         price_units=claim.price_units,
         payment_id=claim.payment_id,
         moved_ms=call.moved_ms,
+        metering=claim.metering,
+        actual_units=call.actual_units,
         authorization=None if claim.authorization is None else claim.authorization.key,
         has_stored_response=has_stored_response,
         is_lost=is_cut(call),
@@ -272,6 +279,8 @@ def find_open(calls: Iterable[MemoryCall], name: RequestName) -> OpenCall | None
         attempts=call.attempts,
         price=call.claim.price,
         price_units=call.claim.price_units,
+        metering=call.claim.metering,
+        actual_units=call.actual_units,
     )
 
 
@@ -378,6 +387,9 @@ def call_record(call: MemoryCall, *, unknown_hold_ms: int) -> CallRecord:
         completed_ms=call.completed_ms,
         moved_ms=call.moved_ms,
         held_until_ms=call.moved_ms + unknown_hold_ms if is_released else None,
+        actual_units=call.actual_units,
+        quantities=call.quantities,
+        metering=claim.metering,
     )
 
 

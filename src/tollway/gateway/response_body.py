@@ -311,20 +311,19 @@ class Meter:
             self.is_ended = True
 
     async def end(self, *, is_cut: bool, is_interrupted: bool) -> Usage | None:
-        """Prices the call at the end of its stream. None: the gateway itself ended the response, so recovery takes the base.
+        """Prices the call at the end of its stream.
 
         | end of the body | what counts |
         |---|---|
         | it arrived whole | what it reported |
-        | the upstream cut it | the base |
+        | the upstream cut it, or a shutdown or a defect of the gateway | the base |
         | its caller left or takes nothing, and the gateway read no further | what was reported until then |
-        | a shutdown or a defect of the gateway | nothing |
         """
         if self._parsing is not None:
             await asyncio.wait((self._parsing,))
-        if not self.is_ended and is_cut:
+        if not self.is_ended and (is_cut or is_interrupted):
             self._take(BASE)
-        elif self.is_ended or not is_interrupted:
+        else:
             self.take_price()
         self._give_back_reservation()
         return self.usage
