@@ -415,7 +415,7 @@ async def test_it_reads_on_for_the_timeout_of_the_listing(gateway: MeteredGatewa
     assert await taken_units(gateway, payment) == BASE + 3 * UNIT
 
 
-async def test_a_shutdown_writes_no_usage_that_has_no_end(gateway: MeteredGateway) -> None:
+async def test_a_response_that_a_shutdown_ends_takes_the_base(gateway: MeteredGateway) -> None:
     payment = await gateway.pay(CREDIT)
     gateway.upstream.answer = held(asyncio.Event(), CHUNKED + SSE + b"\r\n" + chunk(event(3)), b"")
     exchange = gateway.open(headers=gateway.plain_proof(payment.tx_hash))
@@ -424,7 +424,8 @@ async def test_a_shutdown_writes_no_usage_that_has_no_end(gateway: MeteredGatewa
     running.cancel()
     await asyncio.wait((running,))
     finish = await finish_of(gateway)
-    assert (finish.delivery, finish.usage, gateway.usage_kinds) == (Delivery.PARTIAL, None, [])
+    assert (finish.delivery, gateway.usage_kinds) == (Delivery.PARTIAL, ["base"])
+    assert await taken_units(gateway, payment) == BASE
 
 
 async def test_a_shutdown_before_the_head_of_a_short_answer_charges_the_call(gateway: MeteredGateway) -> None:
@@ -438,7 +439,7 @@ async def test_a_shutdown_before_the_head_of_a_short_answer_charges_the_call(gat
     await asyncio.wait((running,))
     (record,) = await gateway.history()
     row = gateway.ledger.rows.calls[record.id]
-    assert (record.state, row.finish) == (CallState.CONSUMED, None)
+    assert (record.state, record.actual_units) == (CallState.CONSUMED, BASE)
     assert row.close is not None
     assert row.close.is_metered
 

@@ -391,8 +391,9 @@ class Proxy:
         try:
             await meter.read_short(upstream, upstream.length, within_s=self._limits.response_collect_s)
         except asyncio.CancelledError:
-            # Shutdown: the response costs, so the call is charged. Recovery ends it with its base.
+            # Shutdown: the response costs, so the call is charged, with its base.
             status = upstream.status
+            usage = await meter.end(is_cut=False, is_interrupted=True)
             close = self._build_close(
                 payment,
                 payment.charged_state,
@@ -400,6 +401,7 @@ class Proxy:
                 http_status=status,
                 upstream_status=status,
                 upstream_ms=upstream_ms,
+                finish=build_finish(payment, Delivery.PARTIAL, 0, now_ms=self._now_ms(), usage=usage),
                 is_metered=True,
             )
             await asyncio.shield(payment.capture(close, _collect_nothing))
