@@ -7,6 +7,7 @@ the other exceptions; adapters raise it `from` the foreign error.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -98,7 +99,7 @@ class Problem:
     is_lasting: bool = False
     call_id: str | None = None
     payment_state: str | None = None
-    members: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    members: Mapping[str, object] = field(default_factory=partial(MappingProxyType, {}))
 
 
 def describe_rate(policy: str, *, limit: int, window_s: int) -> Mapping[str, object]:

@@ -58,10 +58,6 @@ def test_reports_a_closed_listing_in_the_order_of_the_contract(changes: Any, cod
     assert code_of(check_listing(entry, sample_request())) is code
 
 
-def test_no_listing_is_not_found() -> None:
-    assert code_of(check_listing(None, sample_request())) is Code.API_NOT_FOUND
-
-
 @pytest.mark.parametrize(
     ("methods", "method", "is_served"),
     [

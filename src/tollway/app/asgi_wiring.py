@@ -365,7 +365,6 @@ class AsgiBuilder:
 
     def _gateway_app(self) -> GatewayApp:
         parts, settings, limits = self._parts, self._settings, self._limits
-        proxies = parse_proxies(settings.trusted_proxies)
         return GatewayApp(
             self._pipeline(),
             payment_required=PaymentRequiredRenderer(
@@ -381,8 +380,10 @@ class AsgiBuilder:
             limits=limits,
             public_url=settings.public_url,
             now_ms=now_ms,
-            request_id_of=lambda scope: read_request_id(scope["headers"], entropy=self._random.take_bytes),
-            client_address_of=lambda scope: read_client_address(scope, proxies),
+            read_request_id=partial(read_request_id, entropy=self._random.take_bytes),
+            read_client_address=partial(
+                read_client_address, trusted_proxies=parse_proxies(settings.trusted_proxies)
+            ),
             count_outcome=parts.metrics.calls.add,
             count_refusal=parts.metrics.refusals.add,
             start_trace=self._make_start_trace(),

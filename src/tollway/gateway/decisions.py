@@ -69,6 +69,8 @@ INPUTS = MappingProxyType(
     }
 )
 
+KNOWN_BY = TX_HEADER
+"""Only requests with this header have a cached decision."""
 _NEVER = (b"idempotency-key", b"tollway-max-price")
 _BOUND = frozenset({SIGNATURE_HEADER, PARAMS_HEADER})
 _DECIDING_BESIDE_BOUND = DECIDING - _BOUND
@@ -154,12 +156,11 @@ def _count_bytes(request: ProxyRequest) -> int:
 
 
 def find_key(request: ProxyRequest) -> Hashable | None:
-    """The key of a request: two requests with equal keys get the same decision. None where the request carries no transaction, or has a
-    header of `Follows.NEVER`."""
-    find_header = request.find_header
-    if find_header(TX_HEADER) is None or not request.header_names.isdisjoint(_NEVER):
+    """The key of a request with `KNOWN_BY`: two requests with equal keys get the same decision. None for a header of
+    `Follows.NEVER`."""
+    if not request.header_names.isdisjoint(_NEVER):
         return None
-    deciding = DECIDING if find_header(PARAMS_HEADER) is None else _DECIDING_BESIDE_BOUND
+    deciding = _DECIDING_BESIDE_BOUND if PARAMS_HEADER in request.header_names else DECIDING
     is_plain = _PLAIN_VALUE.fullmatch
     headers = tuple(
         [

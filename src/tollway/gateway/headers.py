@@ -260,7 +260,11 @@ def is_loop(headers: RawHeaders, gateway_name: str) -> bool:
 
 # ---------------------------------------------------------------------- back to the caller
 
+PROXY_STATUSES_KEPT = 1_024
+"""A parameter is one of few errors, or a status of three digits."""
 
+
+@lru_cache(maxsize=PROXY_STATUSES_KEPT)
 def proxy_status(gateway_name: str, parameter: str) -> tuple[bytes, bytes]:
     """Builds `Proxy-Status` (RFC 9209 §2): the name of the gateway, and its error or the received status.
 

@@ -18,10 +18,18 @@ from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import ForwardBody, HeldBody, check_size, hold_body
 from tollway.gateway.call_observer import CallObserver
-from tollway.gateway.decisions import DecisionMemory, RequestDecision, find_key
+from tollway.gateway.decisions import KNOWN_BY, DecisionMemory, RequestDecision, find_key
 from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.idempotency import Idempotency, Repeat
-from tollway.gateway.messages import ClientGone, Disconnected, Outcome, ProxyRequest, ProxyResponse, Quote
+from tollway.gateway.messages import (
+    ClientGone,
+    Disconnected,
+    Outcome,
+    ProblemResponse,
+    ProxyRequest,
+    ProxyResponse,
+    Quote,
+)
 from tollway.gateway.problems import (
     LOOP,
     NOT_FOUND,
@@ -97,7 +105,8 @@ class CallPipeline:
         Only defects and cancellation raise."""
         started_s = self._access.clock()
         try:
-            outcome = await self._run(request, find_key(request), started_s)
+            key = find_key(request) if KNOWN_BY in request.header_names else None
+            outcome = await self._run(request, key, started_s)
             while isinstance(outcome, Outdated):
                 request = hold_body(request, outcome.body)
                 outcome = await self._run(request, None, started_s)
@@ -116,9 +125,16 @@ class CallPipeline:
         decision; None where the request is decided anew."""
         decision = None if key is None else await self._find_decision(key, request)
         if decision is None:
-            self._check_headers(request)
-            # 404 or 503. A suspended listing delivers no stored response either.
-            entry = await self._find_listing(request)
+            problem = check_control_headers(request.headers, limits=self._limits)
+            if problem is None and b"cdn-loop" in request.header_names:
+                problem = LOOP if is_loop(request.headers, self._host) else None
+            if problem is not None:
+                return ProblemResponse(problem=problem)
+            entry = await self._catalog.find(request.listing_id)
+            if entry is None:
+                return ProblemResponse(problem=NOT_FOUND)
+            if entry.listing.suspended_ms is not None:  # 410 or 503: it delivers no stored response either
+                return ProblemResponse(problem=check_listing(entry, request) or NOT_FOUND)
             # `rail_proof` and `matched` may be problems that are raised later, or never: a free call ignores a bad proof, and a
             # stored response of a paused or retired listing is still delivered.
             rail_proof = self._read_proof(request)
@@ -228,19 +244,6 @@ class CallPipeline:
         if isinstance(request.body, HeldBody) or body.is_discarded:
             return False
         return await self._catalog.find(request.listing_id) is not entry
-
-    def _check_headers(self, request: ProxyRequest) -> None:
-        problem = check_control_headers(request.headers, limits=self._limits)
-        if problem is not None:
-            raise Refusal(problem)
-        if is_loop(request.headers, self._host):
-            raise Refusal(LOOP)
-
-    async def _find_listing(self, request: ProxyRequest) -> CatalogEntry:
-        entry = await self._catalog.find(request.listing_id)
-        if entry is None or entry.listing.suspended_ms is not None:
-            raise Refusal(check_listing(entry, request) or NOT_FOUND)
-        return entry
 
     def _read_proof(self, request: ProxyRequest) -> RailProof | Problem | None:
         rail_proof = read_proof(request, self._rails)

@@ -35,15 +35,13 @@ _NEVER_SERVED = frozenset({"TRACE", "CONNECT"})
 
 
 def check_listing(
-    entry: CatalogEntry | None,
+    entry: CatalogEntry,
     request: ProxyRequest,
     *,
     find_wait_s: Callable[[Listing], int | None] = lambda _: None,
 ) -> Problem | None:
-    """Checks that the listing accepts calls, in the order of the HTTP contract: 404, 410, 503, 405. Payments are checked later.
+    """Checks that the listing accepts calls, in the order of the HTTP contract: 410, 503, 405. Payments are checked later.
     `find_wait_s`: seconds until an upstream that is down is tried again."""
-    if entry is None:
-        return NOT_FOUND
     listing = entry.listing
     if listing.retired_ms is not None:
         return Problem(

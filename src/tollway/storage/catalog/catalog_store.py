@@ -278,12 +278,12 @@ class CatalogStore:
             self._cache.forget(listing.id)
 
     async def find(self, listing_id: ListingId) -> CatalogEntry | None:
-        if not _is_plausible(listing_id):
-            return None
         read_ms = self._now_ms()
         cached = self._cache.find(listing_id, now_ms=read_ms)
         if isinstance(cached, CatalogEntry):
             return cached
+        if not _is_plausible(listing_id):
+            return None
         writes = self._cache.writes
         if cached == "stale":
             try:
@@ -297,7 +297,8 @@ class CatalogStore:
                 return confirmed
             writes = self._cache.writes
         since_ms = read_ms - TERMS_RETENTION_S * 1000
-        found = await self._database.read(lambda connection: self._load(connection, listing_id, since_ms))
+        load = partial(self._load, listing_id=listing_id, since_ms=since_ms)
+        found = await self._database.read(load)
         if found is None:
             return None
         entry, weight = found

@@ -195,8 +195,6 @@ class SqliteDatabase:
             for pragma in pragmas:
                 connection.execute(f"PRAGMA {pragma}").close()
 
-        if not is_writer:
-            event.listen(engine, "begin", lambda connection: execute_text(connection, "BEGIN"))
         return engine
 
     async def open(self) -> None:
@@ -236,6 +234,7 @@ class SqliteDatabase:
 
     def _read(self, work: Work[T]) -> T:
         with self._read_engine.connect() as connection, connection.begin():
+            execute_text(connection, "BEGIN")
             return work(connection)
 
     def _write(self, work: Work[T], *, flush: bool) -> T:

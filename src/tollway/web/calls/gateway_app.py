@@ -26,7 +26,6 @@ from tollway.errors import Code, Problem, Refusal, UpstreamBadResponse, Upstream
 from tollway.gateway.headers import is_chunked_alone, proxy_status
 from tollway.gateway.messages import (
     ClientGone,
-    Disconnected,
     Outcome,
     ProblemResponse,
     ProxyRequest,
@@ -46,12 +45,13 @@ from tollway.web.calls.gateway_traces import (
     trace_stream,
     traced_call,
 )
-from tollway.web.calls.payment_required import PaymentRequiredRenderer, RenderedQuote
+from tollway.web.calls.payment_required import PaymentRequiredRenderer
 from tollway.web.http.admission import BodyBudget, BodyPace, BodyReservation, LoadShedder
 from tollway.web.http.middleware import BODY_INCOMPLETE, check_request_line
+from tollway.web.http.page_response import is_navigation
 from tollway.web.http.problems import instance_of, render_problem, status_of
 from tollway.web.pages.kept_call import keep_call
-from tollway.web.pages.page_problems import NAME_LENGTH_MAX, ProblemPages, QuotedApi, is_shown_as_page
+from tollway.web.pages.page_problems import NAME_LENGTH_MAX, SHOWN_STATUSES, ProblemPages, QuotedApi
 
 _FD_FOLDER = "/proc/self/fd"
 _SocketAddresses = tuple[str, int, int]
@@ -385,8 +385,8 @@ class GatewayApp:
         limits: Limits,
         public_url: str,
         now_ms: Callable[[], int],
-        request_id_of: Callable[[Scope], str],
-        client_address_of: Callable[[Scope], str],
+        read_request_id: Callable[[Scope], str],
+        read_client_address: Callable[[Scope], str],
         count_outcome: Callable[[str], None],
         count_refusal: Callable[[str], None] = lambda code: None,
         shedder: LoadShedder,
@@ -401,8 +401,8 @@ class GatewayApp:
         self._public_url = public_url
         self._name = urlsplit(public_url).netloc
         self._now_ms = now_ms
-        self._request_id_of = request_id_of
-        self._client_address_of = client_address_of
+        self._read_request_id = read_request_id
+        self._read_client_address = read_client_address
         self._count_outcome = count_outcome
         self._count_refusal = count_refusal
         self._shedder = shedder
@@ -410,8 +410,8 @@ class GatewayApp:
         self.client_sockets = ClientSockets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = self._request_id_of(scope)
-        client_address = self._client_address_of(scope)
+        request_id = self._read_request_id(scope)
+        client_address = self._read_client_address(scope)
         body = IncomingBody(
             receive,
             scope["headers"],
@@ -434,7 +434,8 @@ class GatewayApp:
                     await self._handle(scope, body, send, request_id, client_address, trace)
         finally:
             self._shedder.leave(client_address)
-            body.close()
+            if body.is_present:
+                body.close()
 
     async def _handle(
         self,
@@ -446,23 +447,28 @@ class GatewayApp:
         trace: CallTrace | None = None,
     ) -> None:
         call = self._read_call(scope, body, request_id, client_address, trace)
-        outcome: Outcome = (
-            await self._run_pipeline(call)
-            if isinstance(call, ProxyRequest)
-            else ProblemResponse(problem=call)
-        )
-        self._count_outcome(_name_outcome(outcome))
+        outcome: Outcome
+        if isinstance(call, Problem):
+            outcome = ProblemResponse(problem=call)
+        else:
+            try:
+                outcome = await self._gateway.handle(call)
+            except Exception:  # noqa: BLE001 - the outermost handler: one log event and a problem response
+                _log.exception("call_failed", request_id=request_id, api_id=call.listing_id)
+                outcome = ProblemResponse(problem=_INTERNAL_ERROR)
         if trace is not None:
             describe_outcome(trace, scope["method"], call, outcome)
+        # The label of the metric is one of few values.
         if isinstance(outcome, ProxyResponse):
+            self._count_outcome(outcome.payment_state or _find_payment_state(outcome))
             outcome.headers.append((b"x-request-id", request_id.encode()))
             await self._send_response(scope, outcome, body, send)
         elif isinstance(outcome, ProblemResponse):
+            self._count_outcome(outcome.problem.code.value)
             self._count_refusal(outcome.problem.code.value)
-            await self._send_problem(
-                scope, body, send, request_id, outcome, self._render_quote(outcome, call)
-            )
+            await self._send_problem(scope, body, send, request_id, outcome, call)
         else:
+            self._count_outcome("abandoned")
             state = outcome.payment_state
             incomplete = ProblemResponse(problem=replace(BODY_INCOMPLETE, payment_state=state))
             await self._send_problem(scope, body, send, request_id, incomplete)
@@ -494,19 +500,6 @@ class GatewayApp:
             received_ms=self._now_ms(),
             trace=trace,
         )
-
-    async def _run_pipeline(self, call: ProxyRequest) -> Outcome:
-        try:
-            return await self._gateway.handle(call)
-        except Exception:  # noqa: BLE001 - the outermost handler: one log event and a problem response
-            _log.exception("call_failed", request_id=call.request_id, api_id=call.listing_id)
-            return ProblemResponse(problem=_INTERNAL_ERROR)
-
-    def _render_quote(self, refusal: ProblemResponse, call: ProxyRequest | Problem) -> RenderedQuote | None:
-        """The quote of a 402 in all protocols; None for another refusal."""
-        if refusal.quote is None or not isinstance(call, ProxyRequest):
-            return None
-        return self._payment_required.render(refusal.quote, call, refusal.problem)
 
     # ---- Responses.
 
@@ -549,17 +542,19 @@ class GatewayApp:
         send: Send,
         request_id: str,
         refusal: ProblemResponse,
-        payment_required: RenderedQuote | None = None,
+        call: ProxyRequest | Problem | None = None,
     ) -> None:
         problem = refusal.problem
+        payment_required = None  # the quote of a 402 in all protocols
+        if refusal.quote is not None and isinstance(call, ProxyRequest):
+            payment_required = self._payment_required.render(refusal.quote, call, problem)
         status, headers, content = render_problem(
             problem,
             public_url=self._public_url,
             request_id=request_id,
             instance=instance_of(scope),
-            status=None
-            if payment_required is None
-            else status_of(Code.PAYMENT_REQUIRED),  # MPP: also for a malformed credential
+            # MPP: also for a malformed credential.
+            status=None if payment_required is None else _PAYMENT_REQUIRED_STATUS,
             encoded=b"" if payment_required is None else payment_required.members,
         )
         headers += refusal.headers
@@ -574,9 +569,9 @@ class GatewayApp:
             allow = problem.members.get("allow", ())
             assert isinstance(allow, Iterable)
             headers.append((b"allow", ", ".join(str(method) for method in allow).encode()))
-        if not await body.drop_rest():
+        if not body.is_finished and not await body.drop_rest():
             headers.append((b"connection", b"close"))
-        if self._problem_pages is not None and is_shown_as_page(scope, status):
+        if self._problem_pages is not None and status in SHOWN_STATUSES and is_navigation(scope):
             page = self._problem_pages.render(
                 problem,
                 scope,
@@ -685,8 +680,6 @@ class IncomingBody:
 
         False if the connection cannot be used again: the rest is too long, too slow, or waits for `100 Continue`.
         """
-        if self.is_finished:
-            return True
         most = self.bytes_read + self._limits.refused_body_bytes_max
         awaits_continue = self._awaits_continue and self.bytes_read == 0
         if self.is_broken or self._is_reading or awaits_continue or (self.length or 0) > most:
@@ -749,15 +742,11 @@ def _find_quoted(refusal: ProblemResponse, scope: Scope) -> QuotedApi | None:
     )
 
 
-def _name_outcome(outcome: Outcome) -> str:
-    """The label of the metric, out of few values."""
-    if isinstance(outcome, ProblemResponse):
-        return outcome.problem.code.value
-    if isinstance(outcome, Disconnected):
-        return "abandoned"
-    return outcome.payment_state or dict(outcome.headers).get(b"tollway-payment-state", b"none").decode()
+def _find_payment_state(stored: ProxyResponse) -> str:
+    return dict(stored.headers).get(b"tollway-payment-state", b"none").decode()
 
 
+_PAYMENT_REQUIRED_STATUS = status_of(Code.PAYMENT_REQUIRED)
 _NO_ROUTE = Problem(
     code=Code.ROUTE_NOT_FOUND,
     detail="No API has this path. The path of a gateway call begins with /api/v2/gateway/{apiId}.",

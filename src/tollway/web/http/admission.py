@@ -210,9 +210,8 @@ class LoadShedder:
 
     def is_full(self) -> bool:
         """Whether the gateway refuses further requests of any client address."""
-        return self.running >= max(self._running_max, 1) or self._is_memory_short()
-
-    def _is_memory_short(self) -> bool:
+        if self.running >= max(self._running_max, 1):
+            return True
         if not self._memory_bytes_max:
             return False
         now_s = self._clock()

@@ -85,7 +85,7 @@ class Dispatcher:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-            if is_preflight(scope):
+            if scope["method"] == "OPTIONS" and is_preflight(scope):
                 await answer_preflight(scope, send)
             elif raw_path.startswith(GATEWAY_PREFIX) and scope["method"] != "CONNECT":
                 await self._call_app(scope, receive, send)

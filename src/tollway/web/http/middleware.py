@@ -31,6 +31,7 @@ _HOST = re.compile(
 """`uri-host [ ":" port ]` (RFC 3986 §3.2.2), not empty, because every target here has an authority."""
 _VERSIONS_WITHOUT_HOST = frozenset({"1", "1.0"})
 _FORWARDED_MAX = 20
+_MAPPED = "::ffff:"
 _UNLIMITED_PATHS = frozenset({"/healthz", "/readyz"})
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _RESPONSE_HEADERS = (
@@ -49,9 +50,10 @@ _PRIVATE_HEADERS = (
 _log = structlog.get_logger(__name__)
 
 
-def read_request_id(headers: Iterable[tuple[bytes, bytes]], *, entropy: Callable[[int], bytes]) -> str:
+def read_request_id(scope: Scope, *, entropy: Callable[[int], bytes]) -> str:
     """The client's `X-Request-Id` if it has 8 to 64 letters, digits, `.`, `_` or `-`; otherwise a new id."""
-    for name, value in headers:
+    value: bytes
+    for name, value in scope["headers"]:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode("ascii")
     return "req_" + entropy(12).hex()
@@ -63,7 +65,9 @@ def read_client_address(scope: Scope, trusted_proxies: ProxyNetworks) -> str:
     The earlier addresses in that header are not reliable: the client itself may have sent them.
     """
     peer = scope.get("client")
-    address = _unmap(str(peer[0])) if peer else "unknown"
+    address = str(peer[0]) if peer else "unknown"
+    if address.startswith(_MAPPED):
+        address = _unmap(address)
     if not trusted_proxies or not _is_trusted(address, trusted_proxies):
         return address
     forwarded = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for")
@@ -85,7 +89,7 @@ def is_trusted_peer(scope: Scope, trusted_proxies: ProxyNetworks) -> bool:
 
 def _unmap(address: str) -> str:
     """The IPv4 address of an IPv4-mapped one (RFC 4291 §2.5.5.2), so that a dual-stack socket does not make two clients of one."""
-    if not address.startswith("::ffff:"):
+    if not address.startswith(_MAPPED):
         return address
     mapped = IPv6Address(address).ipv4_mapped
     return address if mapped is None else str(mapped)
@@ -105,9 +109,7 @@ def _is_trusted(address: str, networks: ProxyNetworks) -> bool:
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Whether the request is a CORS preflight (Fetch §4.8), which the gateway answers itself. Any other OPTIONS is an ordinary request."""
-    if scope["method"] != "OPTIONS":
-        return False
+    """Whether an OPTIONS request is a CORS preflight (Fetch §4.8), which the gateway answers itself. Any other is an ordinary request."""
     names = {name for name, _ in scope["headers"]}
     return b"origin" in names and b"access-control-request-method" in names
 
@@ -145,7 +147,7 @@ class RequestId:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
-        state["request_id"] = request_id = read_request_id(scope["headers"], entropy=self._entropy)
+        state["request_id"] = request_id = read_request_id(scope, entropy=self._entropy)
         state["client_address"] = read_client_address(scope, self._trusted_proxies)
         before = bind_request(request_id)
         try:
@@ -301,17 +303,18 @@ def check_request_line(scope: Scope, *, limits: Limits) -> Problem | None:
     if line_bytes > limits.request_line_bytes_max:
         detail = f"The request line is longer than {limits.request_line_bytes_max} bytes. Send a shorter path or query."
         return Problem(code=Code.INVALID_REQUEST, detail=detail)
-    return _check_host(scope)
+    # A second `Host` fails the check of control headers. The host selects nothing; `public_url` does.
+    for name, value in scope["headers"]:
+        if name == b"host":
+            return None if _HOST.fullmatch(value) is not None else _refuse_host(scope, value)
+    return _refuse_host(scope, b"")
 
 
-def _check_host(scope: Scope) -> Problem | None:
-    """Checks the syntax of `Host`. A second `Host` fails the check of control headers. The host selects nothing; `public_url` does.
+def _refuse_host(scope: Scope, host: bytes) -> Problem | None:
+    """The problem of a `Host` that is not valid. None for HTTP/1.0 without one.
 
     The server adds an empty `Host` to a request without one, and calls HTTP/1.0 `1`: the probes of some load balancers are such requests.
     """
-    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-    if _HOST.fullmatch(host) is not None:
-        return None
     if host:
         return _bad_host("Host is not a host name or an address with an optional port. Correct the header.")
     if scope["http_version"] in _VERSIONS_WITHOUT_HOST:

@@ -8,6 +8,7 @@ The state of a payment comes with the problem and is rendered unchanged.
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import quote
@@ -411,6 +412,7 @@ def problem_name(code: Code) -> str:
     return code.value.replace("_", "-")
 
 
+@lru_cache(maxsize=len(Code))
 def problem_type(code: Code, *, public_url: str) -> str:
     """The `type` URI of an error code. It resolves to the page of the code."""
     return f"{public_url}/problems/{problem_name(code)}"
@@ -421,17 +423,13 @@ def split_code(text: str) -> list[tuple[str, bool]]:
     return [(part, position % 2 == 1) for position, part in enumerate(_CODE.split(text)) if part]
 
 
-def is_retryable(problem: Problem) -> bool:
-    """Whether the same request, sent again later, can succeed."""
-    return PROBLEM_KINDS[problem.code].is_retryable and not problem.is_lasting
-
-
-def retry_delay_of(problem: Problem) -> int | None:
-    """The seconds of Retry-After: of the problem, else of its code. None: the response has no such header."""
+def find_retry(problem: Problem) -> tuple[bool, int | None]:
+    """Whether the same request, sent again later, can succeed; and the seconds of Retry-After: of the problem, else of its code. None: the
+    response has no such header."""
     if problem.is_lasting:
-        return None
-    default_s = PROBLEM_KINDS[problem.code].retry_after_s
-    return default_s if problem.retry_after_s is None else problem.retry_after_s
+        return False, None
+    kind = PROBLEM_KINDS[problem.code]
+    return kind.is_retryable, kind.retry_after_s if problem.retry_after_s is None else problem.retry_after_s
 
 
 def render_problem(
@@ -447,7 +445,7 @@ def render_problem(
     the status of the code. `encoded`: an encoded JSON object with further members, which must not repeat a member of the problem."""
     kind = PROBLEM_KINDS[problem.code]
     status = kind.status if status is None else status
-    retry_after_s = retry_delay_of(problem)
+    is_retryable, retry_after_s = find_retry(problem)
     content: dict[str, object] = {
         "type": problem_type(problem.code, public_url=public_url),
         "title": kind.title,
@@ -456,7 +454,7 @@ def render_problem(
         "instance": instance,
         "code": problem.code.value,
         "requestId": request_id,
-        "retryable": is_retryable(problem),
+        "retryable": is_retryable,
         "paymentState": problem.payment_state or "none",
     }
     if problem.errors:
@@ -478,14 +476,14 @@ def render_problem(
     ]
     if retry_after_s is not None:
         headers.append((b"retry-after", str(retry_after_s).encode()))
-    headers += _rate_limit_headers(problem.members.get("rateLimit"), retry_after_s)
+    rate = problem.members.get("rateLimit")
+    if isinstance(rate, Mapping):
+        headers += _rate_limit_headers(rate, retry_after_s)
     return status, headers, body
 
 
-def _rate_limit_headers(rate: object, retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
+def _rate_limit_headers(rate: Mapping[str, object], retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
     """RateLimit headers, from the member that `errors.describe_rate` builds."""
-    if not isinstance(rate, Mapping):
-        return []
     policy = rate["policy"]
     return [
         (b"ratelimit-policy", f'"{policy}";q={rate["limit"]};w={rate["windowSeconds"]}'.encode()),

@@ -104,7 +104,7 @@ class AdminApp:
             await self._metrics(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state["request_id"] = request_id = read_request_id(scope["headers"], entropy=self._entropy)
+        state["request_id"] = request_id = read_request_id(scope, entropy=self._entropy)
         state["public_url"] = self._public_url
         before = bind_request(request_id)
         try:

@@ -13,11 +13,10 @@ from tollway.errors import FieldError, Problem
 from tollway.web.http.page_response import IS_PAGE, accepts_html, is_navigation, is_page_path
 from tollway.web.http.problems import (
     PROBLEM_KINDS,
+    find_retry,
     instance_of,
-    is_retryable,
     problem_name,
     request_id_of,
-    retry_delay_of,
 )
 from tollway.web.pages.kept_call import KeptCall
 from tollway.web.pages.renderer import HTML, PageRenderer
@@ -124,6 +123,7 @@ def view_problem(
     kind = PROBLEM_KINDS[problem.code]
     query = scope.get("query_string", b"").decode("latin-1")
     path = instance_of(scope)
+    is_retryable, retry_after_s = find_retry(problem)
     may_link = scope["method"] in ("GET", "HEAD") and not path.startswith("//")
     return ProblemView(
         status=status,
@@ -134,7 +134,7 @@ def view_problem(
         errors=problem.errors,
         request_id=request_id,
         call_id=problem.call_id,
-        retry_after_s=retry_delay_of(problem),
-        again=(f"{path}?{query}" if query else path) if may_link and is_retryable(problem) else None,
+        retry_after_s=retry_after_s,
+        again=(f"{path}?{query}" if query else path) if may_link and is_retryable else None,
         quoted=quoted,
     )
