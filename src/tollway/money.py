@@ -8,7 +8,7 @@ Three units:
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from tollway.ids import Address, ChainId, Network, format_network
@@ -33,7 +33,8 @@ class TokenDomain:
 class Asset:
     """A token on a chain, or the chain's native currency when `token` is None.
 
-    `domain`: for a token that accepts authorisations (EIP-3009); else None.
+    `domain`: for a token that accepts authorisations (EIP-3009); else None. `key`: the name of the asset in the ledger, its lower-case token
+    address or `native`. `ledger_decimals`: the decimals of its ledger unit.
     """
 
     chain_id: ChainId
@@ -41,24 +42,22 @@ class Asset:
     symbol: str
     decimals: int
     domain: TokenDomain | None = None
+    key: str = field(init=False, repr=False, compare=False)
+    ledger_decimals: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        key = "native" if self.token is None else "0x" + self.token.hex()
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "ledger_decimals", min(self.decimals, LEDGER_DECIMALS_MAX))
 
     @property
     def network(self) -> Network:
         return format_network(self.chain_id)
 
     @property
-    def key(self) -> str:
-        """The name of the asset in the ledger: its lower-case token address, or `native`."""
-        return "native" if self.token is None else "0x" + self.token.hex()
-
-    @property
     def caip19(self) -> str:
         """CAIP-19: `eip155:8453/erc20:0x…` in lower case; a native currency is `eip155:1/slip44:60`."""
         return f"{self.network}/slip44:60" if self.token is None else f"{self.network}/erc20:{self.key}"
-
-    @property
-    def ledger_decimals(self) -> int:
-        return min(self.decimals, LEDGER_DECIMALS_MAX)
 
     def floor_to_ledger(self, base_units: int) -> int:
         """Base units -> ledger units, rounded down: dust below a ledger unit is not credited."""

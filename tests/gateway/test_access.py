@@ -60,10 +60,10 @@ def end(
     """A call of the payer that ends so."""
     entered = harness.open_call(sample_request(), listing, is_settled_here=is_settled_here)
     with contextlib.suppress(Refusal, ClientGone), entered as active:
-        active.payer = PAYER
+        active.name_payer(PAYER)
         if isinstance(ending, Exception):
             raise ending
-        active.count_response(ending)
+        active.count(ending.payment_state)
 
 
 def code_of(problem: Problem | None) -> Code | None:

@@ -154,7 +154,12 @@ class Harness:
         assert isinstance(endpoint, Endpoint)
         entry = CatalogEntry(listing=self.listing, versions=tuple(one.terms for one in operation_prices))
         return Route(
-            entry=entry, endpoint=endpoint, target=request.target.signed, operation_prices=operation_prices
+            entry=entry,
+            listing=self.listing,
+            endpoint=endpoint,
+            target=request.target.signed,
+            operation_prices=operation_prices,
+            is_free=False,
         )
 
     async def claim(self, method: str = "GET", **given: Any) -> TransactionPayment:

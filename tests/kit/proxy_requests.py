@@ -53,7 +53,9 @@ def sample_request(
     return ProxyRequest(
         method=method,
         listing_id=ListingId("api_quotes"),
-        target=Target(api_id="api_quotes", rest=rest, query=query),
+        target=Target(
+            api_id="api_quotes", rest=rest, query=query, signed=f"{rest}?{query}" if query else rest
+        ),
         headers=[(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
         body=body or GivenBody(),
         client_address=client,

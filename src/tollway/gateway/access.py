@@ -11,9 +11,9 @@ from typing import Self
 from tollway.errors import Code, Problem, TollwayError, describe_rate
 from tollway.gateway.call_rates import CallRateLimits
 from tollway.gateway.failure_budget import FailureBudget, build_failure_keys
-from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyRequest, ProxyResponse
+from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyRequest
 from tollway.gateway.phase_timer import PhaseTimer
-from tollway.gateway.problems import check_price_max, explain_block
+from tollway.gateway.problems import PRICE_MAX_HEADER, check_price_max, explain_block
 from tollway.ids import Address
 from tollway.limits import Limits
 from tollway.money import Asset, Price
@@ -86,7 +86,7 @@ class AccessControl:
 
 class ActiveCall(PhaseTimer):
     """One call, from the check of its payer to its outcome. A context: its exit ends the call, and counts the outcome of a call that was refused or whose
-    client has left. `count_response` counts that of every other call.
+    client has left. `count` counts that of a call with a response of the upstream.
 
     `payer`: the wallet for which the outcome counts; None until the payer is verified.
     """
@@ -94,10 +94,12 @@ class ActiveCall(PhaseTimer):
     __slots__ = (
         "_access",
         "_budget_keys",
+        "_failure_keys",
         "_is_settled_here",
         "_listing",
         "_lookup",
         "_request",
+        "_settlement_keys",
         "payer",
     )
 
@@ -117,6 +119,8 @@ class ActiveCall(PhaseTimer):
         self._listing = listing
         self._is_settled_here = is_settled_here
         self._budget_keys: tuple[str, ...] = ()
+        self._failure_keys: tuple[str, ...] = ()
+        self._settlement_keys: tuple[str, ...] = ()
         self._lookup: AuthorizationLookup | None = None
 
     def __enter__(self) -> Self:
@@ -128,59 +132,65 @@ class ActiveCall(PhaseTimer):
         try:
             # A refusal before the claim is no `CallRefused`, or has no payment state in its headers: it counts nothing.
             if isinstance(exc, CallRefused):
-                self._count(_find_state(exc.headers), exc.problem.code)
+                self.count(_find_state(exc.headers), exc.problem.code)
             elif isinstance(exc, ClientGone):
                 self._count_gone(exc.payment_state)
         finally:
             keys, self._budget_keys = self._budget_keys, ()
             self._access.failures.leave(keys)
-            self._end_lookup(kind, exc, traceback)
+            if self._lookup is not None:
+                self._end_lookup(self._lookup, kind, exc, traceback)
 
     def _count_gone(self, payment_state: str) -> None:
         if payment_state == "charged" and self._lookup is not None:
             self._lookup.give_back()
         # In the state "none" no price was taken. In "charged" a charged call ran again without a response: the provider worked twice for one price.
         if payment_state != "none" and self.payer is not None:
-            self._access.failures.record_failed(self._build_failure_keys(self.payer))
+            self._access.failures.record_failed(self._failure_keys)
 
     def _end_lookup(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self,
+        lookup: AuthorizationLookup,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        if self._lookup is None:
-            return
         if isinstance(exc, TollwayError) and exc.problem.code in _UNRESOLVED:
-            self._lookup.leave_unresolved()
-        self._lookup.__exit__(kind, exc, traceback)
+            lookup.leave_unresolved()
+        lookup.__exit__(kind, exc, traceback)
 
     def hold_lookup(self, lookup: AuthorizationLookup) -> AuthorizationLookup:
         """Ends the look-up with the call. The look-up counts unless this call is charged. That of a stored response counts: the charge was another call's."""
         self._lookup = lookup.__enter__()
         return lookup
 
-    def count_response(self, response: ProxyResponse) -> ProxyResponse:
-        """Counts the outcome of a call with a response of the upstream."""
-        self._count(response.payment_state, None)
-        return response
-
     async def check(self, payer: Address, price: Price, asset: Asset) -> Problem | None:
         """Checks whether this wallet may make this call now at that price: None, or the problem. An allowed call counts against the rate of the listing.
         A call within the failure budget is in flight until the context exits, also when that rate refuses it."""
-        self.payer = payer
+        self.name_payer(payer)
         block = self._access.find_block(payer)
         if block is not None:
             return explain_block(block)
-        problem = check_price_max(self._request, price, asset)
-        if problem is not None:
-            return problem
-        keys = (*self._build_failure_keys(payer), *self._build_settlement_keys(payer))
+        if PRICE_MAX_HEADER in self._request.header_names:
+            problem = check_price_max(self._request, price, asset)
+            if problem is not None:
+                return problem
+        keys = (*self._failure_keys, *self._settlement_keys)
         wait_s = await self._access.failures.enter(keys)
         if wait_s is not None:
             return self._explain_exhausted(wait_s)
         # `enter` does not suspend after it has counted the call, so a cancellation cannot come between the two.
         self._budget_keys = keys
-        return await self._charge_rate(payer)
+        rate = self._listing.rate_limit
+        return None if rate is None else await self._charge_rate(rate, payer)
 
-    def _count(self, state: str | None, code: Code | None) -> None:
+    def name_payer(self, payer: Address) -> None:
+        """Sets the wallet for which the outcome counts."""
+        self.payer = payer
+        self._failure_keys = build_failure_keys(payer, self._request.client_address, self._listing.id)
+        self._settlement_keys = (f"settled:{payer.hex()}",) if self._is_settled_here else ()
+
+    def count(self, state: str | None, code: Code | None = None) -> None:
         """Counts the outcome of a claimed call. `state`: None without a claim. A call that ended released or held counts against the failure budget: the
         provider worked without pay. A settlement of this gateway that failed or is undecided can have cost gas, so it also counts for the wallet over all listings."""
         if state == "charged" and self._lookup is not None:
@@ -188,22 +198,12 @@ class ActiveCall(PhaseTimer):
         if self.payer is None:
             return
         failures = self._access.failures
-        failure_keys, settlement_keys = (
-            self._build_failure_keys(self.payer),
-            self._build_settlement_keys(self.payer),
-        )
         if state == "charged":
-            failures.record_paid((*failure_keys, *settlement_keys))
+            failures.record_paid((*self._failure_keys, *self._settlement_keys))
         elif state in ("released", "held"):
-            failures.record_failed(failure_keys)
+            failures.record_failed(self._failure_keys)
             if code in _UNSETTLED:
-                failures.record_failed(settlement_keys)
-
-    def _build_failure_keys(self, payer: Address) -> tuple[str, ...]:
-        return build_failure_keys(payer, self._request.client_address, self._listing.id)
-
-    def _build_settlement_keys(self, payer: Address) -> tuple[str, ...]:
-        return (f"settled:{payer.hex()}",) if self._is_settled_here else ()
+                failures.record_failed(self._settlement_keys)
 
     def _explain_exhausted(self, wait_s: int) -> Problem:
         limits = self._access.limits
@@ -218,10 +218,7 @@ class ActiveCall(PhaseTimer):
             ),
         )
 
-    async def _charge_rate(self, payer: Address) -> Problem | None:
-        rate = self._listing.rate_limit
-        if rate is None:
-            return None
+    async def _charge_rate(self, rate: RateLimit, payer: Address) -> Problem | None:
         wait_s = await self._access.call_limits.charge_listing(rate, self._listing.id, payer)
         if wait_s is None:
             return None

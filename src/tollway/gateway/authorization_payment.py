@@ -380,7 +380,7 @@ class AuthorizationPayment(CallPayment):
                 raise Refusal(authorization_public(known.call_id, known.state))
         self._choose(requirement, authorization)
         self._earlier = known
-        self.active.payer = authorization.payer
+        self.active.name_payer(authorization.payer)
 
     # ---- Claim, with a held connection.
 

@@ -31,6 +31,7 @@ from tollway.gateway.messages import (
     Quote,
 )
 from tollway.gateway.problems import (
+    KEY_HEADER,
     LOOP,
     NOT_FOUND,
     check_idempotency_key,
@@ -98,7 +99,7 @@ class CallPipeline:
         self._find_requirements = find_requirements
         self._is_verified = is_verified
         self._schemas = RequestSchemas()
-        self._router = Router(wait_s=proxy.wait_s, allow_private=allow_private, schemas=self._schemas)
+        self._router = Router(wait_s=proxy.breaker.wait_s, allow_private=allow_private, schemas=self._schemas)
 
     async def handle(self, request: ProxyRequest) -> Outcome:
         """Handles one call and returns its outcome. Refusals and failures of storage, of a chain or of the upstream are outcomes.
@@ -175,7 +176,8 @@ class CallPipeline:
             try:
                 # Every check that does not need the body.
                 await payment.check()
-                payment.body = body = await _load_body(rail, request, route, proof, repeat)
+                body = None if repeat is None else repeat.body  # where the look-up of the repeat has read it
+                payment.body = body = body or await rail.load_body(request, proof, route.listing)
                 # The prices of a remembered decision end at a moment, so it does not outlive a slow body.
                 entry = None if decision.verified is not None else route.entry
                 if request.body.is_present and await self._is_outdated(request, entry, body, started_s):
@@ -199,7 +201,8 @@ class CallPipeline:
                             if decision.verified is None or payment.verified is None:
                                 self._decisions.put(key, request, decision, payment)
                             # Check the connection again, sign, send once, capture the price by the status, stream the body.
-                            response = active.count_response(await self._proxy.exchange(upstream, payment))
+                            response = await self._proxy.exchange(upstream, payment)
+                            active.count(response.payment_state)
             except BaseException as error:
                 ended = self._proxy.explain_end(payment, error, upstream)
                 self._observer.record(payment, response=None, error=ended)
@@ -298,8 +301,10 @@ class CallPipeline:
         return rail_proof
 
     def _check_request(self, request: ProxyRequest, route: Route) -> None:
-        problem = check_size(request.body, self._limits) or check_idempotency_key(request)
-        if problem is None and not route.is_free:
+        problem = check_size(request.body, self._limits) if request.body.is_present else None
+        if problem is None and KEY_HEADER in request.header_names:
+            problem = check_idempotency_key(request)
+        if problem is None and not route.is_free and route.listing.openapi is not None:
             has_body = request.body.is_present and request.body.length != 0
             problem = self._schemas.check(request, route.listing, has_body=has_body)
         if problem is not None:
@@ -331,12 +336,3 @@ def _trace_proof(trace: CallTrace, rail_proof: RailProof | Problem | None) -> No
         rail, proof = rail_proof
         kind = rail.name_signature(proof)
     trace.set("tollway.proof.kind", kind)
-
-
-async def _load_body(
-    rail: PaymentRail, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None
-) -> ForwardBody:
-    """Loads the body in the form that the rail needs, unless the look-up of a repeat has read it already."""
-    if repeat is not None and repeat.body is not None:
-        return repeat.body
-    return await rail.load_body(request, proof, route.listing)

@@ -22,12 +22,14 @@ from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempot
 from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState
 from tollway.money import Asset, Price
-from tollway.registry.listing import CatalogEntry, Listing
+from tollway.registry.listing import CatalogEntry
 from tollway.registry.metering import offer
 from tollway.registry.moderation import BlockedWallet, describe_block, describe_suspension
 
 STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
+KEY_HEADER = b"idempotency-key"
+PRICE_MAX_HEADER = b"tollway-max-price"
 _OTHER_RAILS = frozenset({b"payment-signature", b"x-payment"})
 _PAYS = re.compile(rb"payment(?:\s|$)", re.I)
 # The response to TRACE contains the request, the listing's secret included (RFC 9110 §9.3.8).
@@ -38,7 +40,7 @@ def check_listing(
     entry: CatalogEntry,
     request: ProxyRequest,
     *,
-    find_wait_s: Callable[[Listing], int | None] = lambda _: None,
+    find_wait_s: Callable[[], int | None] = lambda: None,
 ) -> Problem | None:
     """Checks that the listing accepts calls, in the order of the HTTP contract: 410, 503, 405. Payments are checked later.
     `find_wait_s`: seconds until an upstream that is down is tried again."""
@@ -71,7 +73,7 @@ def check_listing(
             is_lasting=True,
             payment_state="none",
         )
-    wait_s = find_wait_s(listing)
+    wait_s = find_wait_s()
     if wait_s is not None:
         return Problem(
             code=Code.UPSTREAM_UNAVAILABLE,
@@ -140,12 +142,12 @@ def check_idempotency_key(request: ProxyRequest) -> Problem | None:
 
 
 def find_idempotency_key(request: ProxyRequest) -> str | None:
-    value = request.find_header(b"idempotency-key")
+    value = request.find_header(KEY_HEADER)
     return None if value is None else read_idempotency_key(value)
 
 
 def check_price_max(request: ProxyRequest, price: Price, asset: Asset) -> Problem | None:
-    text = request.find_header(b"tollway-max-price")
+    text = request.find_header(PRICE_MAX_HEADER)
     if text is None:
         return None
     try:

@@ -56,7 +56,6 @@ from tollway.ledger.records import CallState, Delivery, Usage
 from tollway.limits import Limits
 from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest, format_host
 from tollway.outbound.http1 import format_fields
-from tollway.outbound.policy import Endpoint
 from tollway.payments.settlement import Undecided
 from tollway.rate_limits.limiter import client_bucket
 from tollway.registry.listing import is_charged
@@ -106,13 +105,9 @@ class Proxy:
         self._entropy = entropy
         self._observe_upstream_s = observe_upstream_s
         self._tally = tally or QualityTally()
-        self._breaker = breaker or CircuitBreaker(limits=limits)
+        self.breaker = breaker or CircuitBreaker(limits=limits)
         self._count_usage = count_usage
         self._metered_bodies = MeteredBodies(limits=limits)
-
-    def wait_s(self, endpoint: Endpoint) -> int | None:
-        """Seconds until an upstream that is down is tried again; None where it may be connected to now."""
-        return self._breaker.wait_s(endpoint.origin)
 
     # ---- Before the claim.
 
@@ -124,7 +119,7 @@ class Proxy:
         reservation = None
         if payment.formulas and reads_json(payment.formulas):
             reservation = self._metered_bodies.take_copy()
-        return HeldConnection(self, payment, self._breaker, reservation)
+        return HeldConnection(self, payment, self.breaker, reservation)
 
     def open_exchange(self, payment: CallPayment) -> UpstreamExchange:
         """Raises Refusal for a header that cannot be written."""
@@ -218,7 +213,7 @@ class Proxy:
         | sent | unknown: the price stays held, and the response asks for no other payment |
         """
         if isinstance(exc, UpstreamUnreachable):
-            self._breaker.record_failed(payment.route.endpoint.origin)
+            self.breaker.record_failed(payment.route.endpoint.origin)
         is_late = isinstance(exc, UpstreamTimeout) and not upstream.is_body_handed_over
         is_unsent = not upstream.is_sent or is_late or isinstance(exc, ClientGone | Refusal)
         before = _claimed(payment).before

@@ -77,7 +77,7 @@ def cover_body(body: SignedBody, *, length: int | None, declared: bytes | None) 
 
 def format_digest(body: bytes) -> str:
     """RFC 9530."""
-    return f"sha-256=:{_base64(hashlib.sha256(body).digest())}:"
+    return f"sha-256=:{b2a_base64(hashlib.sha256(body).digest(), newline=False).decode()}:"
 
 
 def _read_declared_digest(declared: bytes | None) -> str | None:
@@ -137,7 +137,8 @@ class SigningKey:
 
     def sign(self, base: bytes) -> str:
         """Signs `base`; returns a byte sequence of RFC 9651."""
-        return f":{_base64(crypto_sign(base, self._secret_key)[:crypto_sign_BYTES])}:"
+        signature = crypto_sign(base, self._secret_key)[:crypto_sign_BYTES]
+        return f":{b2a_base64(signature, newline=False).decode()}:"
 
 
 class UpstreamSigner:
@@ -263,8 +264,4 @@ class UpstreamSigner:
 
 def sign_shared(base: bytes, secret: bytes) -> str:
     """HMAC-SHA-256 of `base`; returns a byte sequence of RFC 9651."""
-    return f":{_base64(hmac.digest(secret, base, 'sha256'))}:"
-
-
-def _base64(raw: bytes) -> str:
-    return b2a_base64(raw, newline=False).decode()
+    return f":{b2a_base64(hmac.digest(secret, base, 'sha256'), newline=False).decode()}:"

@@ -7,6 +7,7 @@ request is refused only where the document clearly requires a missing part.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote_plus
 
@@ -15,7 +16,6 @@ from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.problems import NO_OPERATION, UNREACHABLE, check_listing, check_method
 from tollway.gateway.target import (
     AMBIGUOUS_PATH,
-    add_query_secret,
     build_upstream_target,
     match_operation,
     other_readings,
@@ -196,29 +196,23 @@ PRICES_MAX = 10_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """A call that its listing serves. `target`: path and query at `endpoint`. `operation_prices`: one of each version of the terms that
-    serves this call, the current version first."""
+    serves this call, the current version first. `is_free`: by the current version."""
 
     entry: CatalogEntry
+    listing: Listing
     endpoint: Endpoint
     target: str
     operation_prices: tuple[OperationPrice, ...]
-
-    @property
-    def listing(self) -> Listing:
-        return self.entry.listing
-
-    @property
-    def is_free(self) -> bool:
-        return self.operation_prices[0].price.is_free
+    is_free: bool
 
 
 class Router:
     """Matches requests to routes. One per process; safe to use from many tasks at once."""
 
     def __init__(
-        self, *, wait_s: Callable[[Endpoint], int | None], allow_private: bool, schemas: RequestSchemas
+        self, *, wait_s: Callable[[str], int | None], allow_private: bool, schemas: RequestSchemas
     ) -> None:
-        """`wait_s`: seconds until an upstream that is down is tried again."""
+        """`wait_s`: seconds until an upstream origin that is down is tried again; None where it may be connected to now."""
         self._schemas = schemas
         self._wait_s = wait_s
         self._allow_private = allow_private
@@ -228,33 +222,46 @@ class Router:
 
     def match(self, entry: CatalogEntry, request: ProxyRequest) -> Route | Problem:
         """The route of a request at a listing, or the problem of a request without one: 410, 503, 405, 404, in this order."""
-        problem = check_listing(entry, request, find_wait_s=self._find_origin_wait_s)
+        listing = entry.listing
+        endpoint = self._find_endpoint(listing)
+        find_wait_s: Callable[[], int | None] = _never_wait
+        if isinstance(endpoint, Endpoint):
+            find_wait_s = partial(self._wait_s, endpoint.origin)
+        problem = check_listing(entry, request, find_wait_s=find_wait_s)
         if problem is not None:
             return problem
         current = self._find_price(entry, 0, request)
         if isinstance(current, Problem):
             return current
-        if entry.listing.other_paths == "refuse":
-            schema = self._schemas.find(entry.listing)
+        if listing.other_paths == "refuse":
+            schema = self._schemas.find(listing)
             described = None if schema is None else schema.operations
-            problem = _check_is_served(entry.listing.operations, described, request)
+            problem = _check_is_served(listing.operations, described, request)
             if problem is not None:
                 return problem
-        endpoint = self._find_endpoint(entry.listing)
         if isinstance(endpoint, EndpointRefused):
             return UNREACHABLE
-        target = _build_target(request, entry.listing, endpoint)
+        called = request.target
+        target = build_upstream_target(endpoint, called.rest, called.query, secret=listing.upstream_auth)
         if isinstance(target, Problem):
             return target
-        operation_prices = (current, *self._list_older_prices(entry, request))
-        return Route(entry=entry, endpoint=endpoint, target=target, operation_prices=operation_prices)
+        older = self._list_older_prices(entry, request) if len(entry.versions) > 1 else ()
+        return Route(
+            entry=entry,
+            listing=listing,
+            endpoint=endpoint,
+            target=target,
+            operation_prices=(current, *older),
+            is_free=current.price.is_free,
+        )
 
     def renew(self, route: Route, request: ProxyRequest) -> Route | None:
         """Adapts a route of the same listing, method and path to the query of this request. None where it must be matched again: the
         upstream is down, or the query is invalid."""
-        if self._wait_s(route.endpoint) is not None:
+        if self._wait_s(route.endpoint.origin) is not None:
             return None
-        target = _build_target(request, route.listing, route.endpoint)
+        called, secret = request.target, route.listing.upstream_auth
+        target = build_upstream_target(route.endpoint, called.rest, called.query, secret=secret)
         if isinstance(target, Problem):
             return None
         return route if target == route.target else replace(route, target=target)
@@ -279,7 +286,9 @@ class Router:
         """The price of this operation in a version of the terms, or a problem. `index`: the position of the version in this revision of
         the listing."""
         version = entry.versions[index]
-        operation = match_operation(version.operations, request.method, request.target.rest)
+        operation = None
+        if version.operations:
+            operation = match_operation(version.operations, request.method, request.target.rest)
         if isinstance(operation, Problem):
             return operation
         key = index if operation is None else (index, operation.method, operation.path)
@@ -305,10 +314,6 @@ class Router:
                     found.add(method=method, path=path, value=True)
         return found
 
-    def _find_origin_wait_s(self, listing: Listing) -> int | None:
-        endpoint = self._find_endpoint(listing)
-        return None if isinstance(endpoint, EndpointRefused) else self._wait_s(endpoint)
-
     def _find_endpoint(self, listing: Listing) -> Endpoint | EndpointRefused:
         """Parses each URL once. The address policy is checked at publication and again at every connection."""
         endpoint = self._endpoints.get(listing.endpoint)
@@ -331,12 +336,8 @@ def _list_operations(listing: Listing, version: Terms) -> Iterator[tuple[str, st
                 yield operation.method, operation.path
 
 
-def _build_target(request: ProxyRequest, listing: Listing, endpoint: Endpoint) -> str | Problem:
-    """The path and query for the upstream, byte for byte, with the secret query parameter of the listing, if it has one."""
-    query, auth = request.target.query, listing.upstream_auth
-    if auth is not None and auth.location == "query":
-        query = add_query_secret(query, name=auth.name, value=auth.reveal())
-    return build_upstream_target(endpoint, request.target.rest, query)
+def _never_wait() -> None:
+    """An endpoint that the policy refuses has no upstream to wait for."""
 
 
 def _check_is_served(

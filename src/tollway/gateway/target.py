@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote_plus, unquote_to_bytes
 from tollway.errors import Code, FieldError, Problem
 from tollway.outbound.policy import Endpoint
 from tollway.per_call_record import per_call_record
+from tollway.registry.listing import UpstreamAuth
 from tollway.registry.paths import (
     PricedOperationT,
     filter_by_method,
@@ -29,17 +30,14 @@ PATH_LENGTH_MAX = 2_048
 class Target:
     """The part of a call's URL after the listing id, as sent.
 
-    `rest` is empty or starts with a slash; `query` has no question mark. Both are raw.
+    `rest` is empty or starts with a slash; `query` has no question mark. Both are raw. `signed`: the part that a bound signature covers,
+    raw path and query after `/gateway/{apiId}`.
     """
 
     api_id: str
     rest: str
     query: str
-
-    @property
-    def signed(self) -> str:
-        """The part that a bound signature covers: raw path and query after `/gateway/{apiId}`."""
-        return f"{self.rest}?{self.query}" if self.query else self.rest
+    signed: str
 
 
 def split_target(raw_path: bytes, query: bytes) -> Target | Problem | None:
@@ -54,7 +52,9 @@ def split_target(raw_path: bytes, query: bytes) -> Target | Problem | None:
     api_id, slash, rest = tail.partition("/")
     if not api_id:
         return None
-    return Target(api_id=api_id, rest=slash + rest, query=query_text)
+    rest = slash + rest
+    signed = f"{rest}?{query_text}" if query_text else rest
+    return Target(api_id=api_id, rest=rest, query=query_text, signed=signed)
 
 
 # No reading changes such a path: it has no escape, no dot segment, no matrix parameter, no other separator.
@@ -69,12 +69,17 @@ _UNWRITABLE_QUERY = re.compile(r"[\x00-\x20\x7f#]")
 _DECODES = 2
 
 
-def build_upstream_target(endpoint: Endpoint, rest: str, query: str) -> str | Problem:
-    """Builds path and query for the upstream: the path of the endpoint without its final slash, then the raw rest, unchanged.
+def build_upstream_target(
+    endpoint: Endpoint, rest: str, query: str, *, secret: UpstreamAuth | None = None
+) -> str | Problem:
+    """Builds path and query for the upstream: the path of the endpoint without its final slash, then the raw rest, unchanged. `secret`: of the
+    listing; it is added to the query where it is a parameter.
 
     An empty rest is the endpoint itself. Refused (`invalid_request`) unless the path stays under the path of the endpoint as written
     and after one and two percent-decodes, with backslashes and encoded slashes read as slashes and matrix parameters removed.
     """
+    if secret is not None and secret.location == "query":
+        query = add_query_secret(query, name=secret.name, value=secret.reveal())
     if _UNWRITABLE_QUERY.search(query):
         return _refused("The query contains characters that must be percent-encoded.")
     path = endpoint.base_path + rest if rest else endpoint.path or "/"

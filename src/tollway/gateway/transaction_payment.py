@@ -14,11 +14,20 @@ from functools import partial
 from tollway.bounded_cache import BoundedCache
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
-from tollway.gateway.body import EMPTY_BODY_HASH, ForwardBody, load_declared, load_hashed, load_plain
+from tollway.gateway.body import (
+    EMPTY_BODY,
+    EMPTY_BODY_HASH,
+    ForwardBody,
+    load_declared,
+    load_hashed,
+    load_plain,
+)
 from tollway.gateway.idempotency import Idempotency, Repeat, explain_key_used
 from tollway.gateway.messages import ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
+    KEY_HEADER,
     OTHER_CURRENCY,
+    PRICE_MAX_HEADER,
     check_held_price_max,
     check_price_max,
     explain_other_host,
@@ -133,7 +142,9 @@ class TransactionRail:
     async def load_body(self, request: ProxyRequest, proof: Proof, listing: Listing) -> ForwardBody:
         if proof.binding is not None:
             return await load_declared(request.body, proof.binding.body_hash, limits=self.limits)
-        if find_idempotency_key(request) is not None:
+        if not request.body.is_present:
+            return EMPTY_BODY
+        if KEY_HEADER in request.header_names:
             return await load_hashed(request.body, is_whole=True, limits=self.limits)
         return await load_plain(request.body, limits=self.limits)
 
@@ -207,7 +218,8 @@ class TransactionPayment(CallPayment):
         repeat: Repeat | None,
         active: ActiveCall,
     ) -> None:
-        super().__init__(rail.ledger, request, route, repeat, active, key=rail.find_key(request, proof))
+        key = find_idempotency_key(request) if KEY_HEADER in request.header_names else None
+        super().__init__(rail.ledger, request, route, repeat, active, key=key)
         self.proof = proof
         self._rail = rail
         self._spendables: tuple[SpendablePayment, ...] | None = None
@@ -219,10 +231,12 @@ class TransactionPayment(CallPayment):
         if problem is not None:
             raise Refusal(problem)
         repeat = self.repeat
-        is_readable = repeat is not None or not needs_body(self.request, self.proof)
+        is_present = self.request.body.is_present
+        is_readable = repeat is not None or not (is_present and needs_body(self.request, self.proof))
         if is_readable and not (repeat is not None and isinstance(repeat.call, KeyedCall)):
             await self._find_spendables(None if repeat is None else repeat.body)
-            self.request.body.prove()
+            if is_present:
+                self.request.body.prove()
 
     @property
     def default_rail(self) -> Rail:
@@ -309,8 +323,10 @@ class TransactionPayment(CallPayment):
         candidates = self._candidates
         if not candidates:
             raise Refusal(OTHER_CURRENCY)
-        await self._check_exhausted()
-        held = await self._find_held()
+        if all(spendable.payment.remaining_units <= 0 for spendable, _, _ in candidates):
+            await self._check_exhausted()
+        may_hold = self.key is None and PRICE_MAX_HEADER in self.request.header_names
+        held = await self._find_held() if may_hold else None
         self._choose(candidates[0])
         price = self.price if held is None else Price.parse(held.price)
         problem = await self.active.check(payer, price, candidates[0][0].asset)
@@ -346,9 +362,7 @@ class TransactionPayment(CallPayment):
         )
 
     async def _check_exhausted(self) -> None:
-        """Refuses early when every presented payment has no credit left, before the gateway connects to the upstream."""
-        if any(spendable.payment.remaining_units > 0 for spendable, _, _ in self._candidates):
-            return
+        """Refuses early when every presented payment has no credit left, before the gateway connects to the upstream. The ledger decides."""
         refused: list[tuple[_Candidate, Claim, ClaimOutcome]] = []
         for candidate in self._candidates:
             claim = self._build_claim(candidate)
@@ -361,8 +375,6 @@ class TransactionPayment(CallPayment):
     async def _find_held(self) -> OpenCall | None:
         """The earlier call that this request without a key would run again, at the price of its claim. Reads the ledger only where the
         current price is above `Tollway-Max-Price`, because only then does the held price decide."""
-        if self.key is not None:
-            return None
         for candidate in self._candidates:
             asset = candidate[0].asset
             problem = check_price_max(self.request, candidate[1].price, asset)
@@ -408,7 +420,9 @@ class TransactionPayment(CallPayment):
         last_price_problem: Problem | None = None
         for candidate in self._candidates:
             claim = self._build_claim(candidate)
-            price_problem = check_price_max(self.request, self.price, candidate[0].asset)
+            price_problem = None
+            if PRICE_MAX_HEADER in self.request.header_names:
+                price_problem = check_price_max(self.request, self.price, candidate[0].asset)
             if price_problem is not None:
                 # An open call may hold a lower price. After `NotFirst` the next candidate has the current, higher price.
                 if self.key is None and await self._run_again(claim, candidate):

@@ -78,7 +78,7 @@ class TrialCalls:
         self._clock = clock
         self._is_verified = is_verified
         self._schemas = RequestSchemas()
-        self._router = Router(wait_s=proxy.wait_s, allow_private=allow_private, schemas=self._schemas)
+        self._router = Router(wait_s=proxy.breaker.wait_s, allow_private=allow_private, schemas=self._schemas)
 
     async def run(self, request: ProxyRequest, entry: CatalogEntry) -> TrialResult:
         """Sends the request to the upstream of the listing, once. The caller of this method has checked that the provider asks for it.

@@ -56,7 +56,7 @@ def ceil_to(step_ms: int, ms: int) -> int:
 
 def is_hour_unmarked(created_ms: int, *, now_ms: int) -> bool:
     """Whether a write of a call that was made at `created_ms` leaves no mark, because its hour cannot be closed yet. Both in shared time."""
-    return now_ms < floor_to(HOUR_MS, created_ms) + HOUR_MS + UNMARKED_MS
+    return now_ms < created_ms - created_ms % HOUR_MS + HOUR_MS + UNMARKED_MS
 
 
 def closable_until(now_ms: int) -> int:

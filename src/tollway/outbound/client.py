@@ -101,9 +101,9 @@ class UploadFailed(Exception):
 
 
 def is_streamed(request: UpstreamRequest) -> bool:
-    """A large body in memory is sent in pieces too: in one piece its copy would stay in memory while the upstream does not read."""
-    body = request.body
-    return bool(body) and (not isinstance(body, bytes) or len(body) > SLICE_BYTES)
+    """Whether a request with a body is sent in pieces. A large body in memory is: in one piece its copy would stay in memory while the
+    upstream does not read."""
+    return not isinstance(request.body, bytes) or len(request.body) > SLICE_BYTES
 
 
 def format_first_bytes(request: UpstreamRequest, added: bytes = b"") -> bytes:
@@ -237,7 +237,6 @@ class UpstreamExchange:
         request.check_writable()
         client.begin_call(self._origin)
         try:
-            client.check_origin(request.endpoint)
             self._connection = await client.acquire(request)
         except BaseException:
             client.end_call(self._origin, None)
@@ -272,11 +271,11 @@ class UpstreamExchange:
         try:
             connection = self._connection = await self._client.renew(self._connection, request)
             self._client.check_age(self._connected_ms)
-            may_repeat = connection.exchanges > 0 and _may_repeat(request)
+            is_reused = connection.exchanges > 0
             try:
                 head = await self._deliver(request, connection, fields, head_deadline_s)
             except UpstreamBadResponse:
-                if not (may_repeat and connection.has_ended_unanswered):
+                if not (is_reused and _may_repeat(request) and connection.has_ended_unanswered):
                     raise
                 head = await self._deliver_again(request, fields, head_deadline_s)
         except BaseException as exc:
@@ -290,7 +289,8 @@ class UpstreamExchange:
         self, request: UpstreamRequest, connection: Connection, fields: bytes, head_deadline_s: float
     ) -> ResponseHead:
         """Bytes may have left when it raises; `is_sent` is set before the first one."""
-        first_bytes, has_rest = format_first_bytes(request, fields), is_streamed(request)
+        first_bytes = format_first_bytes(request, fields)
+        has_rest = bool(request.body) and is_streamed(request)
         self.is_sent = True
         self.is_body_handed_over = not has_rest
         is_taken = connection.begin(request.method, first_bytes)
@@ -357,11 +357,10 @@ class UpstreamExchange:
     def take_whole(self) -> bytes | None:
         """Once it is returned, the connection is free. None: the body is not complete, and nothing of it is read."""
         connection = self._connection
-        if connection is None or not connection.is_whole:
-            return None
-        body = connection.take_body()
-        self.is_read = True
-        self.close()
+        body = None if connection is None else connection.take_whole()
+        if body is not None:
+            self.is_read = True
+            self._end()
         return body
 
     def close(self) -> None:
@@ -490,7 +489,6 @@ class HttpClient:
         """Connects as a call does, sends nothing, and cuts the connection. Raises UpstreamUnreachable."""
         if self._is_closed:
             raise UpstreamUnreachable
-        self.check_origin(endpoint)
         (await self.dial(endpoint)).cut()
 
     async def close(self) -> None:
@@ -498,12 +496,6 @@ class HttpClient:
         self._is_closed = True
         await self._pool.close()
         self._guard.stop()
-
-    def check_origin(self, endpoint: Endpoint) -> None:
-        try:
-            self._guard.check_origin(endpoint)
-        except OSError as exc:
-            raise UpstreamUnreachable from exc
 
     # ---- A connection to send on.
 
@@ -515,6 +507,7 @@ class HttpClient:
     async def dial(self, endpoint: Endpoint) -> Connection:
         """Raises UpstreamUnreachable, which never carries the cause."""
         try:
+            self._guard.check_origin(endpoint)
             connection = await self._pool.open(endpoint)
         except (OSError, ValueError, RuntimeError) as exc:
             raise UpstreamUnreachable from exc
@@ -525,7 +518,11 @@ class HttpClient:
 
     async def renew(self, connection: Connection, request: UpstreamRequest) -> Connection:
         """The same connection; a new one where the upstream has closed it, or has sent bytes, since it was acquired."""
-        if self._is_usable(connection, request) and connection.has_no_unread_bytes():
+        idle_s_max = (
+            self._idle_s_max(request) if connection.exchanges else inf
+        )  # the claim may have taken long
+        is_fresh = monotonic() - connection.idle_since < idle_s_max
+        if is_fresh and connection.is_open and connection.has_no_unread_bytes():
             return connection
         connection.cut()  # nothing was written to it: a new connection is as good as the first
         return await self.dial(request.endpoint)
@@ -534,11 +531,6 @@ class HttpClient:
         """The last check before the first byte. Raises Refusal for a call that was claimed too long ago."""
         if self.ticks_ms() - connected_ms > self._claim_ms_max:
             raise Refusal(CLAIM_TOO_OLD)
-
-    def _is_usable(self, connection: Connection, request: UpstreamRequest) -> bool:
-        """Whether the connection is still usable after the claim, which may have taken long."""
-        idle_s_max = self._idle_s_max(request) if connection.exchanges else inf
-        return connection.is_open and monotonic() - connection.idle_since < idle_s_max
 
     def _idle_s_max(self, request: UpstreamRequest) -> float:
         is_idempotent = request.method.upper() in _IDEMPOTENT

@@ -27,9 +27,12 @@ LARGE_READERS_MAX = 16
 
 class ReadBuffer:
     """The read memory of all connections, and the read size of each. A size (`first_size`, the result of `grow`) is the number of bytes
-    that the next read of one connection may bring. Each connection must return its size (`release_size`)."""
+    that the next read of one connection may bring. Each connection must return its size (`release_size`).
 
-    __slots__ = ("_buffer_bytes", "_large", "_large_max", "view")
+    `head`: the memory for a head and the part of the body that arrives with it: most responses are complete in one read. The body part is small,
+    because the speed of the reader is not known yet."""
+
+    __slots__ = ("_buffer_bytes", "_large", "_large_max", "first_size", "head", "view")
 
     def __init__(self, buffer_bytes: int, *, large_max: int = LARGE_READERS_MAX) -> None:
         self.view = memoryview(
@@ -38,16 +41,8 @@ class ReadBuffer:
         self._buffer_bytes = buffer_bytes
         self._large_max = large_max
         self._large = 0
-
-    @property
-    def first_size(self) -> int:
-        return min(FIRST_READ_BYTES, self._buffer_bytes)
-
-    @property
-    def head(self) -> memoryview:
-        """The memory for a head and the part of the body that arrives with it: most responses are complete in one read. The body part
-        is small, because the speed of the reader is not known yet."""
-        return self.view[: HEAD_READ_BYTES + self.first_size]
+        self.first_size = min(FIRST_READ_BYTES, buffer_bytes)
+        self.head = self.view[: HEAD_READ_BYTES + self.first_size]
 
     def grow(self, size: int) -> int:
         """Twice the size, within the limits."""
@@ -181,23 +176,24 @@ class Connection(asyncio.BufferedProtocol):
     def finish(self) -> bool:
         """Ends the exchange. True where the connection can carry another one; else it is cut."""
         parser = self._parser
-        if parser is None or not parser.is_reusable or not self.is_open or not self._is_uploaded():
+        is_uploaded = self._uploading is None or self._is_written(self._uploading)
+        if parser is None or not parser.is_reusable or not self.is_open or not is_uploaded:
             self.cut()
             return False
         if parser.head is not None:
             self.idle_s_max = parser.head.idle_s_max
         self._parser = self._uploading = None
-        self._read_bytes = self._read_buffer.release_size(self._read_bytes)
-        self._resume_reading()
+        if self._read_bytes != self._read_buffer.first_size:
+            self._read_bytes = self._read_buffer.release_size(self._read_bytes)
+        if self._is_reading_paused:
+            self._resume_reading()
         self.idle_since = monotonic()
         return True
 
-    def _is_uploaded(self) -> bool:
-        """Whether the whole request was written. An upstream that responded before that may read the rest as another request."""
-        if self._uploading is None:
-            return True
+    def _is_written(self, uploading: asyncio.Task[None]) -> bool:
+        """Whether the whole body was written. An upstream that responded before that may read the rest as another request."""
         transport = self._transport
-        return self._uploading.done() and transport is not None and not transport.get_write_buffer_size()
+        return uploading.done() and transport is not None and not transport.get_write_buffer_size()
 
     def cut(self) -> None:
         """Aborts the connection. A plain close would first wait for an upstream that reads no bytes."""
@@ -236,7 +232,8 @@ class Connection(asyncio.BufferedProtocol):
     def restart_deadline(self, deadline_s: float) -> None:
         """Restarts the deadline of the head. Does nothing once the head has arrived or the deadline has passed."""
         if self._timer is not None and self._parser is not None and self._parser.head is None:
-            self._set_timer(deadline_s)
+            self._cancel_timer()
+            self._timer = self._loop.call_later(deadline_s, self._expire)
 
     # ---- Reading.
 
@@ -258,7 +255,8 @@ class Connection(asyncio.BufferedProtocol):
             is_soon = self._loop.time() - self._read_at < FAST_READER_S
             size = self._read_buffer.grow if is_soon else self._read_buffer.release_size
             self._read_bytes = size(self._read_bytes)
-            self._resume_reading()
+            if self._is_reading_paused:
+                self._resume_reading()
             await self._wait(idle_s)
         if parser.buffered:
             self._read_at = self._loop.time()
@@ -267,14 +265,10 @@ class Connection(asyncio.BufferedProtocol):
             return b""
         raise self._explain()
 
-    @property
-    def is_whole(self) -> bool:
-        """The last byte of the response has arrived, read or not."""
-        return self._parser is not None and self._parser.is_whole
-
-    def take_body(self) -> bytes:
-        assert self._parser is not None, "an exchange has begun"
-        return self._parser.take_body()
+    def take_whole(self) -> bytes | None:
+        """The body, where its last byte has arrived; None, and nothing of it is read, where it has not."""
+        parser = self._parser
+        return parser.take_body() if parser is not None and parser.is_whole else None
 
     @property
     def is_read(self) -> bool:
@@ -285,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._failure or ConnectionAbortedError("the connection was lost")
 
     async def _wait(self, deadline_s: float) -> None:
-        self._set_timer(deadline_s)
+        self._timer = self._loop.call_later(deadline_s, self._expire)
         self._wait_read = self._loop.create_future()
         try:
             await self._wait_read
@@ -298,10 +292,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._wait_read is not None and not self._wait_read.done():
             self._wait_read.set_result(None)
 
-    def _set_timer(self, delay_s: float) -> None:
-        self._cancel_timer()
-        self._timer = self._loop.call_later(delay_s, self._expire)
-
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -311,10 +301,9 @@ class Connection(asyncio.BufferedProtocol):
         self.fail(TimeoutError("no byte arrived in time"))
 
     def _resume_reading(self) -> None:
-        if self._is_reading_paused:
-            self._is_reading_paused = False
-            if self.is_open and self._transport is not None:
-                self._transport.resume_reading()
+        self._is_reading_paused = False
+        if self.is_open and self._transport is not None:
+            self._transport.resume_reading()
 
     # ---- What arrives (asyncio.Protocol).
 
@@ -329,9 +318,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._read_buffer.view[: self._read_bytes] if is_begun else self._read_buffer.head
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._feed(bytes(self._read_buffer.view[:nbytes]))
-
-    def _feed(self, data: bytes) -> None:
+        data = bytes(self._read_buffer.view[:nbytes])
         parser = self._parser
         if parser is None:
             self.cut()

@@ -98,10 +98,6 @@ class ResponseHead:
     def on_header(self, name: bytes, value: bytes) -> None:
         self.fields.append((name, value.rstrip(b" \t")))
 
-    @property
-    def is_interim(self) -> bool:
-        return self.status < 200
-
 
 def check_partial_head(partial_head: bytes | bytearray, *, seen: int) -> None:
     """Raises ResponseMalformed where these bytes cannot begin a valid head; the first `seen` bytes were checked before."""
@@ -320,7 +316,7 @@ class ResponseParser:
             self._head_bytes += end
             head = parse_head(data[:end], method=self._method, limits=self._limits)
             data, seen = data[end:], 0
-            if not head.is_interim:
+            if head.status >= 200:  # the head of an interim response has no other use
                 self._accept(head, data)
 
     def _accept(self, head: ResponseHead, rest: bytes) -> None:
@@ -345,8 +341,8 @@ class ResponseParser:
     def _feed_body(self, data: bytes) -> None:
         if self._chunked is not None:
             pieces = self._chunked.feed(data)
-            for piece in pieces:
-                self._append(piece)
+            self._pieces += pieces
+            self.buffered += sum(map(len, pieces))
             self._between = 0 if pieces else self._between + len(data)
             # Without a piece no reader wakes, so only this check ends the exchange before the deadline of the next piece.
             if self._between > self._limits.head_bytes:
@@ -354,16 +350,11 @@ class ResponseParser:
             self.is_whole = self._chunked.is_whole
             self.has_leftover = self._chunked.has_leftover
             return
-        if self._remaining is None:
-            self._append(data)
-            return
-        if len(data) > self._remaining:
-            self.has_leftover = True
-            data = data[: self._remaining]
-        self._append(data)
-        self._remaining -= len(data)
-        self.is_whole = not self._remaining
-
-    def _append(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self.buffered += len(piece)
+        if self._remaining is not None:
+            if len(data) > self._remaining:
+                self.has_leftover = True
+                data = data[: self._remaining]
+            self._remaining -= len(data)
+            self.is_whole = not self._remaining
+        self._pieces.append(data)
+        self.buffered += len(data)

@@ -238,7 +238,7 @@ class SqliteDatabase:
             return work(connection)
 
     def _write(self, work: Work[T], *, flush: bool) -> T:
-        connection = self.connect_writer()
+        connection = self._write_connection or self.connect_writer()
         try:
             # The pragma has no effect inside a transaction.
             if flush is not self._is_flushing:

@@ -213,7 +213,8 @@ class GroupCommit:
         self._in_flight = []
         if self._has_cut_waiting:
             self._has_cut_waiting = any(waiting.is_cut for waiting in self._queue)
-        _resolve_all(tried)
+        if tried:
+            _resolve_all(tried)
         if self._late and self._retry is None:
             wait_s = (
                 self._retry_s if self._has_waiting_callers() else self._retry_s * UNAWAITED_RETRY_S / RETRY_S
@@ -380,10 +381,10 @@ class GroupCommit:
                 later.add(call_id)
                 rest.append(waiting)
                 continue
-            if _is_withdrawn(waiting):
-                self._forget(waiting.entry)
-                continue
             if waiting.future is not None and waiting.future.cancelled():
+                if isinstance(waiting.entry, _OPENING_ENTRIES):  # withdrawn
+                    self._forget(waiting.entry)
+                    continue
                 waiting.entry = _drop_response(waiting.entry)
             seen.add(call_id)
             batch.append(waiting)
@@ -495,7 +496,7 @@ class GroupCommit:
         is_durable = any(isinstance(entry, _DURABLE_ENTRIES) or is_cut(entry) for entry in entries)
         now_ms = self._clock.read()
         ahead_ms = self._clock.translate(0)
-        others = self._find_others(entries)
+        others = self._find_others(entries) if self._reopened or self.in_doubt else frozenset()
         retried = self._find_retried(entries) if self._late else frozenset()
         accounts: Set[CreditAccount] = frozenset()
 
@@ -522,7 +523,8 @@ class GroupCommit:
             try:
                 batch, outcomes = await self._database.write(write_batch, flush=is_durable)
                 self.note_commit(find_commit_kind(entries), read_clock_s() - started_s)
-                self._known_terms.remember(batch.new_terms)
+                if batch.new_terms:
+                    self._known_terms.remember(batch.new_terms)
                 return outcomes
             except AccountsShort as short:
                 accounts = short.accounts
@@ -717,8 +719,3 @@ def _resolve_all(waiting: list[asyncio.Future[None]]) -> None:
     for one in waiting:
         if not one.done():
             one.set_result(None)
-
-
-def _is_withdrawn(waiting: WaitingEntry) -> bool:
-    future = waiting.future
-    return future is not None and future.cancelled() and isinstance(waiting.entry, _OPENING_ENTRIES)

@@ -224,17 +224,16 @@ class LedgerBatch:
         writes_plain = self._connection.dialect.name == "sqlite" and not self._is_retry
         if writes_plain:
             moves = self._write_plain_closes(moves)
-        calls = self._lock(moves, () if writes_plain else claims)
+        locked_claims = () if writes_plain else claims
+        calls = self._lock(moves, locked_claims) if moves or locked_claims else {}
         for move in moves:
             self._outcomes[move.call_id] = self._move(move, calls.get(move.call_id))
         if self._settlement is not None:
             self._settlement.write()
         self._locked_rows.write()
-        write_finishes(
-            self._connection,
-            [entry for entry in entries if isinstance(entry, Finish) and entry.usage is None],
-            ahead_ms=self._ahead_ms,
-        )
+        finishes = [entry for entry in entries if isinstance(entry, Finish) and entry.usage is None]
+        if finishes:
+            write_finishes(self._connection, finishes, ahead_ms=self._ahead_ms)
         if self._is_retry:
             self._find_claimed(claims)
         if writes_plain:
@@ -242,8 +241,10 @@ class LedgerBatch:
             if moves and claims:
                 # The moves have changed the rows.
                 self._locked_rows = LockedRows(self._connection, shared_ms=self._now_ms, events=self._events)
-            self._lock((), claims)
-        self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
+            if claims:
+                self._lock((), claims)
+        if undecided := [claim for claim in claims if claim.call_id not in self._outcomes]:
+            self._claim(undecided)
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
 
     def _write_plain_closes(self, moves: Sequence[Move]) -> list[Move]:
@@ -292,8 +293,6 @@ class LedgerBatch:
 
     def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
         """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls, nonces."""
-        if not moves and not claims:
-            return {}
         lock_wallets(self._connection, claims, limited=self._limited(claims))
         lock_keys(self._connection, claims)
         concludes = [one for one in moves if isinstance(one, Conclude)]
@@ -528,8 +527,6 @@ class LedgerBatch:
                 )
 
     def _claim(self, claims: Sequence[Claim]) -> None:
-        if not claims:
-            return
         known = find_known(self._connection, claims)
         # After `find_known`: an authorisation that is concluded in between counts twice, never zero times.
         unfinal_units = sum_unfinal_of(self._connection, {one.payer for one in self._limited(claims)})
@@ -630,8 +627,7 @@ class LedgerBatch:
 
 
 def write_finishes(connection: Connection, finishes: Sequence[Finish], *, ahead_ms: int) -> None:
-    if finishes:
-        _FINISH.run(connection, [_finish_row(finish, ahead_ms=ahead_ms) for finish in finishes])
+    _FINISH.run(connection, [_finish_row(finish, ahead_ms=ahead_ms) for finish in finishes])
 
 
 def _is_of_account(account: CreditAccount) -> ColumnElement[bool]:

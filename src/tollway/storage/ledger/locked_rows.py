@@ -298,14 +298,18 @@ class LockedRows:
         """Writes all changes, once: balances, ends of plain signatures, units of calls, then moves, debts, the marks of the hours, and events."""
         assert not self._is_written, "the changes of a transaction are written once, before its debits"
         self._is_written = True
-        self._write_balances()
+        if self._taken_before:
+            self._write_balances()
         if self._plain_ended:
             _END_PLAIN.run(self._connection, [{"at_id": key} for key in sorted(self._plain_ended)])
-        self._write_parts()
+        if self._parts:
+            self._write_parts()
         for names, rows in self._moves.items():
             check_count(_update_call(names).run(self._connection, rows), len(rows))
-        self._write_debts()
-        write_marks(self._connection, self._marked_hours)
+        if self._owed:
+            self._write_debts()
+        if self._marked_hours:
+            write_marks(self._connection, self._marked_hours)
         if self._events:
             write_events(self._connection, self._events)
 
@@ -358,8 +362,6 @@ class LockedRows:
             _ADD_DEBT.run(self._connection, rows)
 
     def _write_parts(self) -> None:
-        if not self._parts:
-            return
         taken = [
             {"at_id": call.id, "units": parts.get(call.payment_id or 0, 0)}  # no payment has the id 0
             for call, parts in self._parts.values()
