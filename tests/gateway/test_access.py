@@ -12,7 +12,7 @@ from tests.kit.listings import find_block_in
 from tests.kit.payer import KeyWallet
 from tests.kit.proxy_requests import sample_request
 from tollway.errors import Code, Problem, Refusal
-from tollway.gateway.access import AccessControl
+from tollway.gateway.access import AccessControl, ActiveCall
 from tollway.gateway.call_rates import CallRateLimits
 from tollway.gateway.failure_budget import build_failure_keys
 from tollway.gateway.messages import CallRefused, ClientGone, ProxyRequest, ProxyResponse
@@ -46,7 +46,7 @@ async def check(
     payer: Address = PAYER,
 ) -> Problem | None:
     """A call that is over at once."""
-    with harness.open_call(asked or sample_request(), listing) as active:
+    with ActiveCall(harness, asked or sample_request(), listing) as active:
         return await active.check(payer, PRICE, USDC)
 
 
@@ -58,7 +58,7 @@ def end(
     harness: AccessControl, ending: Ending, *, listing: Listing = LISTING, is_settled_here: bool = False
 ) -> None:
     """A call of the payer that ends so."""
-    entered = harness.open_call(sample_request(), listing, is_settled_here=is_settled_here)
+    entered = ActiveCall(harness, sample_request(), listing, is_settled_here=is_settled_here)
     with contextlib.suppress(Refusal, ClientGone), entered as active:
         active.name_payer(PAYER)
         if isinstance(ending, Exception):
@@ -283,8 +283,8 @@ async def test_a_call_that_runs_counts_until_it_ends() -> None:
     harness = access()
     end(harness, responded("released"))
     with (
-        harness.open_call(sample_request(), LISTING) as one,
-        harness.open_call(sample_request(), LISTING) as two,
+        ActiveCall(harness, sample_request(), LISTING) as one,
+        ActiveCall(harness, sample_request(), LISTING) as two,
     ):
         assert [await active.check(PAYER, PRICE, USDC) for active in (one, two)] == [None, None]
         assert code_of(await check(harness)) is Code.FAILED_CALL_BUDGET_EXHAUSTED
@@ -295,7 +295,7 @@ async def test_a_call_that_runs_counts_until_it_ends() -> None:
 
 async def test_what_was_refused_runs_not() -> None:
     harness = access(OTHER)
-    refused = [harness.open_call(sample_request(), LISTING) for _ in range(3)]
+    refused = [ActiveCall(harness, sample_request(), LISTING) for _ in range(3)]
     for active in refused:
         assert await active.check(OTHER, PRICE, USDC) is not None
     assert await check(harness) is None
@@ -305,7 +305,7 @@ async def test_a_paid_call_lets_one_more_run() -> None:
     harness = access()
     end(harness, responded("released"))
     end(harness, responded("charged"))
-    entered = [harness.open_call(sample_request(), LISTING) for _ in range(4)]
+    entered = [ActiveCall(harness, sample_request(), LISTING) for _ in range(4)]
     codes = [code_of(await active.check(PAYER, PRICE, USDC)) for active in entered]
     assert codes == [None, None, None, Code.FAILED_CALL_BUDGET_EXHAUSTED]
 
@@ -326,10 +326,10 @@ async def test_what_was_not_settled_counts_for_its_wallet_at_every_listing(
     for number in range(2):
         listing = replace(LISTING, id=ListingId(f"api_{number}"))
         end(harness, refused("held", code), listing=listing, is_settled_here=is_settled_here)
-    elsewhere = harness.open_call(sample_request(client="198.51.100.9"), LISTING, is_settled_here=True)
+    elsewhere = ActiveCall(harness, sample_request(client="198.51.100.9"), LISTING, is_settled_here=True)
     assert (await elsewhere.check(PAYER, PRICE, USDC) is not None) == counts
     assert (
-        await harness.open_call(sample_request(), LISTING, is_settled_here=True).check(OTHER, PRICE, USDC)
+        await ActiveCall(harness, sample_request(), LISTING, is_settled_here=True).check(OTHER, PRICE, USDC)
         is None
     )
     assert await check(harness) is None  # its own money has moved before: it costs this gateway nothing

@@ -207,7 +207,7 @@ def test_explains_a_call_without_an_answer(
     exc: TollwayError | ClientGone, code: Code, proxy_error: str
 ) -> None:
     problem = explain_failure(exc)
-    assert (problem.code, name_proxy_error(problem)) == (code, proxy_error)
+    assert (problem.code, name_proxy_error(problem.code, problem.reason)) == (code, proxy_error)
 
 
 @pytest.mark.parametrize("exc", [UpstreamTimeout(), bad_response(None), bad_response(ConnectionResetError())])

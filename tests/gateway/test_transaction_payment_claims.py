@@ -12,6 +12,7 @@ from tests.kit.proxy_requests import sample_request
 from tests.kit.upstream import LoopbackUpstream
 from tests.model.ledger import MemoryLedger
 from tollway.errors import Code, Problem, Refusal
+from tollway.gateway.access import ActiveCall
 from tollway.gateway.body import EMPTY_BODY, ForwardBody
 from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.rail import ClockAndEntropy
@@ -143,7 +144,7 @@ class Harness:
         request = replace(sample_request(method, rest, query, **headers), listing_id=ListingId(listing_id))
         binding = None if nonce is None else Binding(valid_until=NOW_MS // 1000, nonce=nonce, body_hash=None)
         proof = Proof(tx_hash=TX, signature=b"", binding=binding, chain_id=None)
-        active = self.gateway.access.open_call(request, self.listing)
+        active = ActiveCall(self.gateway.access, request, self.listing)
         payment = self.rail.open(request, self.build_route(request, prices), proof, None, active)
         payment.body = body
         return payment

@@ -46,19 +46,6 @@ class AccessControl:
         self.find_block = find_block
         self.clock = clock
 
-    def open_call(
-        self,
-        request: ProxyRequest,
-        listing: Listing,
-        *,
-        is_settled_here: bool = False,
-        started_s: float | None = None,
-    ) -> "ActiveCall":
-        """Makes the context of a call, whose exit ends it. Checks and counts nothing yet. `is_settled_here`: this gateway pays for the settlement.
-        `started_s`: by `clock`; without it the call begins now."""
-        started_s = self.clock() if started_s is None else started_s
-        return ActiveCall(self, request, listing, is_settled_here=is_settled_here, started_s=started_s)
-
     async def check_free(self, request: ProxyRequest, listing: Listing) -> Problem | None:
         """Checks the rate limits of a free call, all by client address: the one that the provider sets for its listing, that of the gateway for calls to
         one listing, and that for calls to all listings. None where the call is allowed. A refused call counts against none of them; a call that is
@@ -109,10 +96,12 @@ class ActiveCall(PhaseTimer):
         request: ProxyRequest,
         listing: Listing,
         *,
-        is_settled_here: bool,
-        started_s: float,
+        is_settled_here: bool = False,
+        started_s: float | None = None,
     ) -> None:
-        super().__init__(access.clock, started_s, request.trace)
+        """Checks and counts nothing yet. `is_settled_here`: this gateway pays for the settlement. `started_s`: by the clock of `access`; without it
+        the call begins now."""
+        super().__init__(access.clock, access.clock() if started_s is None else started_s, request.trace)
         self.payer: Address | None = None
         self._access = access
         self._request = request

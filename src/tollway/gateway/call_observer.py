@@ -41,7 +41,9 @@ class CallObserver:
     def record(
         self, payment: CallPayment, *, response: ProxyResponse | None, error: BaseException | None
     ) -> None:
-        """Records the end of one call, before its body streams: with a response of the upstream or a stored one, or with an error."""
+        """Records the end of one call, before its body streams: with a response of the upstream or a stored one, or with an error.
+        A response is `charged`, `released` or `held`, or `repeated` where it is a stored one."""
+        outcome = (response.payment_state or "repeated") if response else name_failure(payment, error)
         timer = payment.active
         timer.end()
         rail = payment.rail_name
@@ -54,12 +56,11 @@ class CallObserver:
             histograms[phase].observe(seconds)
         trace = payment.request.trace
         if trace is not None:
-            _describe(trace, payment, name_outcome(payment, response, error))
+            _describe(trace, payment, outcome)
             for phase, seconds in spent.items():
                 histograms[phase].set_exemplar(seconds, trace_id=trace.trace_id, at_s=trace.now_ns() / 1e9)
         if not payment.is_verified or payment.asset is None:
             return  # free, or nothing is proved: such requests must not fill the log
-        outcome = name_outcome(payment, response, error)
         if outcome not in _EXPECTED:
             if self._call_log != "off":
                 self._write(payment, rail, outcome, response, error)
@@ -121,10 +122,9 @@ def _describe(trace: CallTrace, payment: CallPayment, outcome: str) -> None:
         root.set("tollway.network", payment.asset.network)
 
 
-def name_outcome(payment: CallPayment, response: ProxyResponse | None, error: BaseException | None) -> str:
-    """`charged`, `released` or `held`; `repeated` for a stored response; `abandoned` where the caller left; `refused` before a claim; `failed` for a defect."""
-    if response is not None:
-        return response.payment_state or "repeated"
+def name_failure(payment: CallPayment, error: BaseException | None) -> str:
+    """The outcome of a call without a response: `released` or `held`; `abandoned` where the caller left; `refused` before a claim; `failed` for a
+    defect."""
     if isinstance(error, ClientGone):
         return "abandoned" if payment.claimed is None else error.payment_state
     if not isinstance(error, TollwayError):

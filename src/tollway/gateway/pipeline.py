@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tollway.errors import Code, Problem, Refusal, TollwayError
-from tollway.gateway.access import AccessControl
+from tollway.gateway.access import AccessControl, ActiveCall
 from tollway.gateway.body import ForwardBody, HeldBody, check_size, hold_body
 from tollway.gateway.call_observer import CallObserver
 from tollway.gateway.decisions import KNOWN_BY, DecisionMemory, RequestDecision, find_key
@@ -167,8 +167,8 @@ class CallPipeline:
         # Size of the body, form of the idempotency key, required parameters.
         self._check_request(request, route)
         # The exit of this context counts every outcome, refusals included.
-        with self._access.open_call(
-            request, route.listing, is_settled_here=rail.is_settled_here, started_s=started_s
+        with ActiveCall(
+            self._access, request, route.listing, is_settled_here=rail.is_settled_here, started_s=started_s
         ) as active:
             payment = rail.open(request, route, proof, repeat, active)
             payment.fields, payment.verified = decision.fields, decision.verified

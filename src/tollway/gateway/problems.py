@@ -6,6 +6,7 @@ This module decides which codes may carry a quote: none that may mean moved mone
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from tollway.errors import (
     Code,
@@ -417,17 +418,20 @@ _PROXY_ERRORS = {
 }
 
 
+PROXY_ERRORS_KEPT = 256
+"""Pairs of a code and a reason; there are fewer."""
 _PROXY_ERRORS_BY_REASON = {
     "connection_lost": "connection_terminated",
     "response_head_too_large": "http_response_header_section_size",
 }
 
 
-def name_proxy_error(problem: Problem) -> str:
+@lru_cache(maxsize=PROXY_ERRORS_KEPT)
+def name_proxy_error(code: Code, reason: str | None) -> str:
     """The registered error type of a problem (RFC 9209 §2.3)."""
-    if problem.reason in _PROXY_ERRORS_BY_REASON:
-        return _PROXY_ERRORS_BY_REASON[problem.reason]
-    return _PROXY_ERRORS.get(problem.code, "http_request_denied")
+    if reason in _PROXY_ERRORS_BY_REASON:
+        return _PROXY_ERRORS_BY_REASON[reason]
+    return _PROXY_ERRORS.get(code, "http_request_denied")
 
 
 def authorization_used(call_id: CallId | None, state: CallState) -> Problem:

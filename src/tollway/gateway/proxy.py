@@ -279,7 +279,7 @@ class Proxy:
         return CallRefused(problem, headers=headers)
 
     def _name_failure(self, problem: Problem) -> tuple[bytes, bytes]:
-        return proxy_status(self._name, f"error={name_proxy_error(problem)}")
+        return proxy_status(self._name, f"error={name_proxy_error(problem.code, problem.reason)}")
 
     async def _close(self, payment: CallPayment, after: CallState, error: str) -> Closed | None:
         """Writes the end of the call. None where storage failed or another gateway moved the call; the price then stays taken until

@@ -73,7 +73,7 @@ from tollway.payments.proof import (
     BOUND_VALIDITY_S,
     KnownProofs,
     Proof,
-    check_form,
+    check_validity,
     parse_proof,
 )
 from tollway.payments.transaction_verifier import (
@@ -149,12 +149,12 @@ class TransactionRail:
         return await load_plain(request.body, limits=self.limits)
 
     def check_form(self, proof: Proof, entry: CatalogEntry) -> Problem | None:
-        return check_form(
-            proof,
-            is_bound_required=self._is_bound_required or entry.listing.signature == "bound",
-            now_s=self.clock.now_ms() // 1000,
-            validity_s_max=BOUND_VALIDITY_S,
-        )
+        """Refuses the plain form where the bound form is required, and a bound form that is not valid now."""
+        if proof.binding is None:
+            is_bound_required = self._is_bound_required or entry.listing.signature == "bound"
+            return BOUND_REQUIRED if is_bound_required else None
+        now_s = self.clock.now_ms() // 1000
+        return check_validity(proof.binding, now_s=now_s, validity_s_max=BOUND_VALIDITY_S)
 
     async def find_key_wallets(
         self, request: ProxyRequest, entry: CatalogEntry, proof: Proof, body: ForwardBody | None
@@ -245,17 +245,19 @@ class TransactionPayment(CallPayment):
 
     async def _find_spendables(self, body: ForwardBody | None) -> tuple[SpendablePayment, ...]:
         """Finds the payments that the proof may spend at this listing. Raises Refusal where there is none."""
-        found = await self._look_up(body)
-        if isinstance(found, Problem):
-            raise Refusal(found)
+        if self._is_verified_again(body):
+            assert isinstance(self.verified, VerifiedTransaction)
+            found = self.verified.spendables
+        else:
+            self.verified = None
+            looked_up = await self._look_up(body)
+            if isinstance(looked_up, Problem):
+                raise Refusal(looked_up)
+            found = looked_up
         self._spendables = found
         return found
 
     async def _look_up(self, body: ForwardBody | None) -> tuple[SpendablePayment, ...] | Problem:
-        if self._is_verified_again(body):
-            assert isinstance(self.verified, VerifiedTransaction)
-            return self.verified.spendables
-        self.verified = None
         bound = self._rail.bind(self.request, self.proof, body)
         found = await self._rail.transaction_verifier.find_spendable(
             self.proof, self.route.entry, bound, on_chain=partial(self.active.begin, "chain")

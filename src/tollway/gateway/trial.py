@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tollway.errors import Problem, Refusal, TollwayError, UpstreamTimeout
-from tollway.gateway.access import AccessControl
+from tollway.gateway.access import AccessControl, ActiveCall
 from tollway.gateway.body import load_plain
 from tollway.gateway.headers import check_control_headers, is_loop, list_dropped
 from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyRequest, ProxyResponse
@@ -85,7 +85,7 @@ class TrialCalls:
         Raises Refusal as a paid call does, and the failures of the upstream."""
         route = await self._find_route(request, entry)
         listing = route.listing
-        active = self._access.open_call(request, listing)
+        active = ActiveCall(self._access, request, listing)
         key = find_idempotency_key(request)
         payment = TrialPayment(self._ledger, request, route, None, active, key=key)
         payment.clock, payment.payer = self._clock, listing.provider

@@ -294,7 +294,11 @@ def check_claim(claim: Claim) -> None:
     Runs before the claim joins a batch: SQLite stores a text longer than its column, PostgreSQL fails the whole batch."""
     check_units(claim.price_units)
     _check_texts(claim)
-    _check_integers(claim)
+    if not 0 <= (claim.decimals or 0) <= _INTEGER_MAX:
+        raise ValueError("decimals do not fit their column")
+    for number in (claim.chain_id, claim.payment_id, claim.created_ms):
+        if number is not None and not 0 <= number <= UNITS_MAX:
+            raise ValueError("a chain, a payment and a moment are numbers of 63 bits")
     authorization = claim.authorization
     if (authorization is None) != (claim.cover is None) or (authorization and claim.payment_id is not None):
         raise ValueError("a call is paid by a payment, or by an authorisation with its cover")
@@ -326,17 +330,6 @@ class PlainCase:
     is_nonce_used: bool = False
 
 
-CLAIM_GUARDS: Mapping[str, Callable[[Claim, Collection[str]], bool]] = MappingProxyType(
-    {
-        "no authorisation": lambda claim, limited: claim.authorization is None,
-        "no metered price": lambda claim, limited: claim.metering is None,
-        "no idempotency key": lambda claim, limited: claim.idempotency_key is None,
-        "no first price": lambda claim, limited: not claim.is_first_price,
-        "no maximum of unfinal value": lambda claim, limited: claim.currency not in limited,
-    }
-)
-"""Guards of a plain claim that read only the claim and the currencies whose unfinal value has a maximum."""
-
 PAYMENT_GUARDS: Mapping[str, Callable[[PlainCase, Payment], bool]] = MappingProxyType(
     {
         "payer matches": lambda case, payment: payment.payer == case.payer,
@@ -354,8 +347,14 @@ PAYMENT_GUARDS: Mapping[str, Callable[[PlainCase, Payment], bool]] = MappingProx
 
 
 def is_claim_alone_plain(claim: Claim, limited: Collection[str]) -> bool:
-    """A free call needs no other guard."""
-    return all(holds(claim, limited) for holds in CLAIM_GUARDS.values())
+    """The guards of a plain claim that read only the claim and the currencies whose unfinal value has a maximum. A free call needs no other guard."""
+    return (
+        claim.authorization is None
+        and claim.metering is None
+        and claim.idempotency_key is None
+        and not claim.is_first_price
+        and claim.currency not in limited
+    )
 
 
 def is_plain_claim(claim: Claim, case: PlainCase | None, *, limited: Collection[str]) -> bool:
@@ -398,14 +397,6 @@ def _check_texts(claim: Claim) -> None:
             raise ValueError(f"{name} holds a character that no text column can hold")
     if claim.authorization is not None and not is_storable(claim.authorization.challenge_id):
         raise ValueError("challenge_id holds a character that no text column can hold")
-
-
-def _check_integers(claim: Claim) -> None:
-    if not 0 <= (claim.decimals or 0) <= _INTEGER_MAX:
-        raise ValueError("decimals do not fit their column")
-    for number in (claim.chain_id, claim.payment_id, claim.created_ms):
-        if number is not None and not 0 <= number <= UNITS_MAX:
-            raise ValueError("a chain, a payment and a moment are numbers of 63 bits")
 
 
 def check_units(units: int) -> None:

@@ -161,17 +161,15 @@ def format_binding(binding: Binding) -> str:
     return text if binding.body_hash is None else f"{text};bodyHash=0x{binding.body_hash.hex()}"
 
 
-def check_form(proof: Proof, *, is_bound_required: bool, now_s: int, validity_s_max: int) -> Problem | None:
-    """Refuses the plain form where the bound form is required, and a bound form that expired or is valid for too long."""
-    if proof.binding is None:
-        return BOUND_REQUIRED if is_bound_required else None
-    if proof.binding.valid_until < now_s:
+def check_validity(binding: Binding, *, now_s: int, validity_s_max: int) -> Problem | None:
+    """Refuses a bound form that expired or is valid for too long."""
+    if binding.valid_until < now_s:
         return Problem(
             code=Code.SIGNATURE_EXPIRED,
             detail="validUntil of X-Signature-Params has passed; sign the same call again.",
             payment_state="none",
         )
-    if proof.binding.valid_until > now_s + validity_s_max + CLOCK_SLACK_S:
+    if binding.valid_until > now_s + validity_s_max + CLOCK_SLACK_S:
         return Problem(
             code=Code.SIGNATURE_EXPIRED,
             detail=f"validUntil is more than {validity_s_max} seconds ahead; sign with an earlier time.",

@@ -229,7 +229,8 @@ class SqliteDatabase:
                 raise ValueRefused from exc
             self.outages.record_failure(use, exc)
             raise StorageUnavailable from exc
-        self.outages.record_success(use)
+        if use in self.outages.ongoing:
+            self.outages.record_success(use)
         return result
 
     def _read(self, work: Work[T]) -> T:

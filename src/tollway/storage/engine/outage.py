@@ -103,24 +103,24 @@ def name_cause(exc: BaseException) -> str:
 
 class OutageLog:
     """A log of the outages of one database. Reads and writes have separate outages: a full disk can still be read. For one event loop or thread at a
-    time."""
+    time. `ongoing`: the cause and the begin of each outage that lasts."""
 
     def __init__(self, where: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._where = where
         self._clock = clock
-        self._outages: dict[Use, tuple[str, float]] = {}
+        self.ongoing: dict[Use, tuple[str, float]] = {}
         self._away_s: dict[str, float] = {}
         self._counted_s = clock()
         self._logged_s: dict[tuple[Use, str], float] = {}
 
     @property
     def is_away(self) -> bool:
-        return bool(self._outages)
+        return bool(self.ongoing)
 
     def read_away_s(self) -> dict[str, float]:
         """The time of all outages so far, in seconds, by cause. The time of an outage of both uses with one cause counts once."""
         now_s = self._clock()
-        for cause in {cause for cause, _ in self._outages.values()}:
+        for cause in {cause for cause, _ in self.ongoing.values()}:
             self._away_s[cause] = self._away_s.get(cause, 0.0) + now_s - self._counted_s
         self._counted_s = now_s
         return dict(self._away_s)
@@ -129,11 +129,11 @@ class OutageLog:
         if name_state(exc) in _ROLLED_BACK:
             return
         cause, now_s = name_cause(exc), self._clock()
-        before = self._outages.get(use)
+        before = self.ongoing.get(use)
         if before is not None and before[0] == cause:
             return
         self.read_away_s()  # the time until now belongs to the causes until now
-        self._outages[use] = (cause, before[1] if before else now_s)
+        self.ongoing[use] = (cause, before[1] if before else now_s)
         logged_s = self._logged_s.get((use, cause))
         if logged_s is not None and now_s - logged_s < LOG_INTERVAL_S:
             return
@@ -143,9 +143,8 @@ class OutageLog:
         _log.error("storage_away", use=use, cause=cause, detail=detail, database=self._where)
 
     def record_success(self, use: Use) -> None:
-        if use not in self._outages:
-            return
+        """Ends an ongoing outage."""
         self.read_away_s()
-        cause, since_s = self._outages.pop(use)
+        cause, since_s = self.ongoing.pop(use)
         away_s = round(self._clock() - since_s, 1)
         _log.info("storage_back", use=use, cause=cause, away_s=away_s, database=self._where)

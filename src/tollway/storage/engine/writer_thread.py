@@ -100,10 +100,8 @@ class _JobResults:
             os.write(self._write_end, b"\0")
 
     def _deliver(self) -> None:
-        os.read(self._read_end, PIPE_READ_BYTES)
-        self._deliver_all()
-
-    def _deliver_all(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # `close` finds an empty pipe
+            os.read(self._read_end, PIPE_READ_BYTES)
         while self._arrived:
             ended, outcome = self._arrived.popleft()
             if not ended.cancelled():
@@ -113,7 +111,7 @@ class _JobResults:
         """Closes the pipe. Called in the loop, or after the loop was closed."""
         if not self._loop.is_closed():
             self._loop.remove_reader(self._read_end)
-            self._deliver_all()
+            self._deliver()
         os.close(self._read_end)
         os.close(self._write_end)
 

@@ -53,9 +53,7 @@ class KnownTerms:
     def __init__(self, *, at_most: int = KNOWN_MAX) -> None:
         self._at_most = at_most
         self._known: dict[CallTerms, TermsReference] = {}
-
-    def find(self, terms: CallTerms) -> TermsReference | None:
-        return self._known.get(terms)
+        self.find: Callable[[CallTerms], TermsReference | None] = self._known.get
 
     def remember(self, committed: Mapping[CallTerms, TermsReference]) -> None:
         self._known.update(committed)

@@ -250,7 +250,7 @@ class GroupCommit:
         if self._has_ended or (self._is_stopping and isinstance(entry, _OPENING_ENTRIES)):
             raise StorageUnavailable("the ledger is closing")
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        waiting = WaitingEntry(entry=entry, future=future)
+        waiting = WaitingEntry(entry=entry, future=future, is_cut=is_cut(entry))
         submitted_ms = self._ticks_ms()
         if self._traces is not None:
             self._traces.add(waiting)
@@ -275,7 +275,7 @@ class GroupCommit:
         if self._has_ended:
             _log.warning("ledger_entry_too_late", call_id=entry.call_id)
             return
-        self._enqueue(WaitingEntry(entry=entry, future=None))
+        self._enqueue(WaitingEntry(entry=entry, future=None, is_cut=is_cut(entry)))
 
     def is_open(self, key: OpenKey) -> bool:
         call_id, _ = key

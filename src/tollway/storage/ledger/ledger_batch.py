@@ -271,7 +271,9 @@ class LedgerBatch:
         plain: list[Claim] = []
         terms: list[TermsReference] = []
         for claim in claims:
-            is_plain = is_claim_alone_plain(claim, limited) and self._is_hour_unmarked(claim)
+            is_plain = is_claim_alone_plain(claim, limited) and is_hour_unmarked(
+                claim.created_ms + self._ahead_ms, now_ms=self._now_ms
+            )
             its = self._known_terms.find(terms_of(claim)) if is_plain else None
             if its is not None:
                 plain.append(claim)
@@ -561,13 +563,11 @@ class LedgerBatch:
             ADD_TOPUPS.run(self._connection, topups)
         self._outcomes.update(self._with_held(decisions))
 
-    def _is_hour_unmarked(self, claim: Claim) -> bool:
-        return is_hour_unmarked(claim.created_ms + self._ahead_ms, now_ms=self._now_ms)
-
     def _mark_late_claims(self, claims: Sequence[Claim]) -> None:
         """Marks the hours of requests whose claim comes minutes after they arrived: a slow upload."""
-        late = [claim for claim in claims if not self._is_hour_unmarked(claim)]
-        hours = {floor_to(HOUR_MS, claim.created_ms + self._ahead_ms) for claim in late}
+        began = [claim.created_ms + self._ahead_ms for claim in claims]
+        late = [began_ms for began_ms in began if not is_hour_unmarked(began_ms, now_ms=self._now_ms)]
+        hours = {floor_to(HOUR_MS, began_ms) for began_ms in late}
         write_marks(self._connection, dict.fromkeys(hours, self._now_ms))
 
     def _find_terms(self, granted: Sequence[Decision]) -> list[TermsReference]:

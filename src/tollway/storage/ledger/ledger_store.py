@@ -186,15 +186,11 @@ class LedgerStore:
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         check_claim(claim)
-        outcome = await self._decide(claim)
-        while isinstance(outcome, InDebt) and await self._pay_debts(find_account(claim)) != outcome.units:
-            outcome = await self._decide(claim)
-        return outcome
-
-    async def _decide(self, claim: Claim) -> ClaimOutcome:
-        outcome = await self._group_commit.submit(claim)
-        assert not isinstance(outcome, Closed | Fenced | Reopened | NonceUnavailable | CallState | None)
-        return outcome
+        while True:
+            outcome = await self._group_commit.submit(claim)
+            assert not isinstance(outcome, Closed | Fenced | Reopened | NonceUnavailable | CallState | None)
+            if not isinstance(outcome, InDebt) or await self._pay_debts(find_account(claim)) == outcome.units:
+                return outcome
 
     async def _pay_debts(self, account: CreditAccount) -> int:
         """Pays the debt of an account from its unspent credit, in transactions beside the batches: they delay no other claim. Callers of one account

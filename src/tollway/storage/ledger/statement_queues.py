@@ -42,19 +42,15 @@ STATEMENT_BATCH_MAX = 128
 class WaitingEntry:
     """An entry that waits for its write. `ends_s`: the moment until which its caller waits for another try; None before the first failure.
     `due_s`: the moment of the next try when it failed alone; 0 for the next batch. `is_in_doubt`: it may be written already.
-    `terms`: the reference to the terms of a claim in a statement queue. `future`: None without a caller."""
+    `terms`: the reference to the terms of a claim in a statement queue. `future`: None without a caller. `is_cut`: of the entry that came first."""
 
     entry: Entry
     future: asyncio.Future[Outcome] | None
+    is_cut: bool
     ends_s: float | None = None
     due_s: float = 0.0
     is_in_doubt: bool = False
     terms: TermsReference | None = None
-
-    @property
-    def is_cut(self) -> bool:
-        """True for a finish of a response that the upstream cut: the same request may run again."""
-        return is_cut(self.entry)
 
     @property
     def is_caller_gone(self) -> bool:
@@ -63,6 +59,7 @@ class WaitingEntry:
 
 
 def is_cut(entry: Entry) -> bool:
+    """True for a finish of a response that the upstream cut: the same request may run again."""
     return isinstance(entry, Finish) and entry.is_cut
 
 

@@ -70,7 +70,7 @@ class EventLog:
     @property
     def is_idle(self) -> bool:
         """True when no wallet gets events: the usual case, decided without a look at the wallets."""
-        return not self._watched and not self._is_stale
+        return not self._watched and self._clock() - self._read_s <= self._stale_s
 
     @property
     def has_none_watched(self) -> bool:

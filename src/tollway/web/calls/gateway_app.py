@@ -564,7 +564,8 @@ class GatewayApp:
         if b"tollway-payment-state" not in given:
             headers.append((b"tollway-payment-state", (problem.payment_state or "none").encode()))
         if b"proxy-status" not in given:
-            headers.append(proxy_status(self._name, f"error={name_proxy_error(problem)}"))
+            proxy_error = name_proxy_error(problem.code, problem.reason)
+            headers.append(proxy_status(self._name, f"error={proxy_error}"))
         if problem.code is Code.METHOD_NOT_ALLOWED:
             allow = problem.members.get("allow", ())
             assert isinstance(allow, Iterable)
