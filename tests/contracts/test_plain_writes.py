@@ -218,7 +218,7 @@ async def test_what_is_not_plain_is_decided(ledgers: Any, case: str, is_alone: b
 
 def test_every_guard_has_a_case() -> None:
     of_a_claim = {"no authorisation", "no idempotency key", "no first price", "no maximum of unfinal value"}
-    assert {case.partition(",")[0] for case in CASES} == {*of_a_claim, *PAYMENT_GUARDS}
+    assert {case.partition(",")[0] for case in CASES} >= {*of_a_claim, *PAYMENT_GUARDS}
 
 
 async def test_a_used_nonce_fails_no_other_claim_of_its_batch(url: str) -> None:

@@ -165,7 +165,7 @@ class GroupCommit:
         if self._statement_queues is not None:
             self._statement_queues.start(on_end=self._wake.set)
         try:
-            while self._has_work() or not self._is_stopping:
+            while not self._is_stopping or self._queue or self._failed or self._has_running_queues():
                 if not self._is_urgent():
                     await self._wake.wait()
                 # After the wait, not before it: an entry that became due during the last batch has set the event already.
@@ -185,9 +185,6 @@ class GroupCommit:
             self._queue.clear()
             self._failed.clear()
             _resolve_all(self._tried)
-
-    def _has_work(self) -> bool:
-        return bool(self._queue or self._failed) or self._has_running_queues()
 
     def _has_running_queues(self) -> bool:
         return self._statement_queues is not None and self._statement_queues.are_running

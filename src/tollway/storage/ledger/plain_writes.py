@@ -188,7 +188,7 @@ def _grant_each(
     # Of calls that are written below, after the look-ups.
     nonces: set[NonceKey | None] = set()
     for claim, its in zip(claims, terms, strict=True):
-        nonce = nonce_key(claim)
+        nonce = None if claim.nonce is None else nonce_key(claim)
         is_left = claim.payment_id in left or nonce in nonces
         outcome = None if is_left else _debit(connection, claim)
         granted.append(outcome)
