@@ -209,10 +209,13 @@ def require_payment(quote: Quote) -> ProblemResponse:
         if quote.requirements
         else ""
     )
-    kept = "" if quote.metering is None else " What the call does not use stays as your credit."
+    costs, kept = f"{quote.price.text} {listing.currency}", ""
+    if quote.metering is not None:
+        costs = offer(quote).describe(listing.currency)
+        kept = " What the call does not use stays as your credit."
     problem = Problem(
         code=Code.PAYMENT_REQUIRED,
-        detail=f"This call costs {offer(quote).describe(listing.currency)}. Send the amount to payTo on one of the networks "
+        detail=f"This call costs {costs}. Send the amount to payTo on one of the networks "
         f"in payment.options, then repeat the call with X-Payment-Tx and X-Signature.{kept}{other}",
         payment_state="none",
     )
