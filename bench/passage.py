@@ -180,7 +180,7 @@ class QuickGateway(InProcessGateway):
         return QuickLedger(ledger)
 
     def _read_request_id(self, scope: Any) -> str:
-        return read_request_id(scope["headers"], entropy=self._random.take_bytes)
+        return read_request_id(scope, entropy=self._random.take_bytes)
 
     def _read_client_address(self, scope: Any) -> str:
         return read_client_address(scope, ())

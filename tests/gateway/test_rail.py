@@ -10,6 +10,7 @@ from tests.kit.payer import AuthorizationSigner, encode_header
 from tests.kit.proxy_requests import sample_request
 from tests.kit.upstream import LoopbackUpstream
 from tollway.errors import Code, Problem
+from tollway.gateway.access import ActiveCall
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.idempotency import ClientNetworks
 from tollway.gateway.problems import may_quote
@@ -275,7 +276,7 @@ async def test_a_free_call_is_written_and_takes_nothing(gateway: InProcessGatewa
     )
     assert rail.read(request) is None
     assert await rail.find_key_wallets(request, entry, None, None) == ()
-    payment = rail.open(request, route, None, None, gateway.access.open_call(request, listing))
+    payment = rail.open(request, route, None, None, ActiveCall(gateway.access, request, listing))
     await payment.check()
     assert await payment.verify() is None
     assert await payment.claim() is None
