@@ -229,7 +229,7 @@ class SqliteDatabase:
                 raise ValueRefused from exc
             self.outages.record_failure(use, exc)
             raise StorageUnavailable from exc
-        if use in self.outages.ongoing:
+        if self.outages.ongoing:
             self.outages.record_success(use)
         return result
 

@@ -143,7 +143,9 @@ class OutageLog:
         _log.error("storage_away", use=use, cause=cause, detail=detail, database=self._where)
 
     def record_success(self, use: Use) -> None:
-        """Ends an ongoing outage."""
+        """Ends the outage of this use, if there is one."""
+        if use not in self.ongoing:
+            return
         self.read_away_s()
         cause, since_s = self.ongoing.pop(use)
         away_s = round(self._clock() - since_s, 1)

@@ -183,7 +183,7 @@ class PostgresDatabase:
         """Runs a transaction in one greenlet, with taking and returning its connection, because each greenlet costs time."""
         with self._translated(use):
             result: T = await greenlet_spawn(self._run_in_greenlet, engine.sync_engine, job, use)
-        if use in self.outages.ongoing:
+        if self.outages.ongoing:
             self.outages.record_success(use)
         return result
 
