@@ -230,7 +230,8 @@ class LedgerBatch:
             self._outcomes[move.call_id] = self._move(move, calls.get(move.call_id))
         if self._settlement is not None:
             self._settlement.write()
-        self._locked_rows.write()
+        if moves:
+            self._locked_rows.write()
         finishes = [entry for entry in entries if isinstance(entry, Finish) and entry.usage is None]
         if finishes:
             write_finishes(self._connection, finishes, ahead_ms=self._ahead_ms)
