@@ -123,7 +123,7 @@ class PostgresDatabase:
 
     async def read(self, work: Work[T], *, is_long: bool = False) -> T:
         engine = self._long_engine if is_long else self._engine
-        return await self._run(engine, lambda connection: _read(connection, work), use="read")
+        return await self._run(engine, partial(_read, work=work), use="read")
 
     async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
         commits_in_doubt = self._validity.commits_in_doubt
@@ -181,8 +181,12 @@ class PostgresDatabase:
 
     async def _run(self, engine: AsyncEngine, job: Callable[[Connection], T], *, use: Use) -> T:
         """Runs a transaction in one greenlet, with taking and returning its connection, because each greenlet costs time."""
-        with self._translated(use):
+        try:
             result: T = await greenlet_spawn(self._run_in_greenlet, engine.sync_engine, job, use)
+        except IntegrityError:
+            raise
+        except DRIVER_ERRORS as exc:
+            raise self._translate(exc, use) from exc
         if self.outages.ongoing:
             self.outages.record_success(use)
         return result
@@ -202,10 +206,13 @@ class PostgresDatabase:
         except IntegrityError:
             raise
         except DRIVER_ERRORS as exc:
-            if is_value_refused(exc):
-                raise ValueRefused from exc
-            self.outages.record_failure(use, exc)
-            raise StorageUnavailable from exc
+            raise self._translate(exc, use) from exc
+
+    def _translate(self, exc: Exception, use: Use) -> StorageUnavailable:
+        if is_value_refused(exc):
+            return ValueRefused()
+        self.outages.record_failure(use, exc)
+        return StorageUnavailable()
 
     async def _connect(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
         connection = await self.connector.connect_writable(statement_deadline_s=statement_deadline_s)
