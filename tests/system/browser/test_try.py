@@ -307,16 +307,27 @@ async def test_too_little_money_is_shown_before_anything_is_signed(browser: Brow
     assert wallet.counts["eth_signTypedData_v4"] == 0
 
 
-async def test_without_a_wallet_the_button_says_so_and_leads_to_the_programs(
+async def test_without_a_wallet_the_button_leads_to_the_programs_and_nothing_else(
     browser: Browser, site: Site
 ) -> None:
+    """Not even a field that is required is asked for."""
     async with open_panel(browser, site, None) as watched:
         page = watched.page
+        sent: list[str] = []
+        page.on("request", lambda request: sent.append(request.url))
+        await page.get_by_label("symbol").fill("")
         await expect(pay_button(page)).to_have_text("No wallet here: call from a program")
         await expect(pay_button(page)).to_be_enabled()
         await pay_button(page).press("Enter")
-        await expect(slip(page)).to_contain_text("No wallet was found in this browser.")
-        await expect(page.get_by_role("heading", name="From a program")).to_be_focused()
+        heading = page.get_by_role("heading", name="From a program")
+        await expect(heading).to_be_focused()
+        await pay_button(page).click()
+        await expect(heading).to_be_focused()
+        await expect(heading).to_be_in_viewport()
+        assert await watched.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
+        await expect(page.locator("[data-no-wallet]")).to_contain_text("No wallet was found in this browser.")
+        await expect(page.locator("[data-ticket]")).to_be_hidden()
+        assert sent == []
 
 
 async def test_the_button_names_each_step_of_a_wallet(browser: Browser, site: Site) -> None:
@@ -593,7 +604,8 @@ async def test_a_file_is_uploaded_in_the_same_bytes_without_and_with_its_payment
 
 
 async def test_a_form_is_written_as_its_document_says(browser: Browser, site: Site) -> None:
-    async with open_panel(browser, site, None, "uploads", operation="order") as watched:
+    wallet = await site.wallet(declines={"eth_requestAccounts"})
+    async with open_panel(browser, site, wallet, "uploads", operation="order") as watched:
         page = watched.page
         values = {
             "to": "a b&c=é~*",
@@ -608,7 +620,7 @@ async def test_a_form_is_written_as_its_document_says(browser: Browser, site: Si
         async with page.expect_request("**/echo/orders") as asked:
             await pay_button(page).click()
         request = await asked.value
-        await expect(page.locator("[data-ticket]")).to_contain_text("No wallet was found")
+        await expect(slip(page)).to_contain_text(DECLINED)
     assert request.headers["content-type"] == "application/x-www-form-urlencoded"
     assert request.post_data == (
         "to=a+b%26c%3D%C3%A9%7E*&list=1&list=2&joined=x%2C2&deep%5Ba%5D%5Bb%5D%5B0%5D=3"

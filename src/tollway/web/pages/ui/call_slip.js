@@ -21,6 +21,11 @@ export class CallSlip {
     this.frame.hidden = false;
   }
 
+  /** Removes the sentences: what they say held until now. Lines stay. */
+  endNotes() {
+    for (const note of this.root.querySelectorAll(".ticket-note, .stamp-place")) note.remove();
+  }
+
   /** The line with this label, which has one value at a time. @param {string} label @param {string} value */
   update(label, value) {
     const write = this.updated.get(label);
@@ -387,7 +392,7 @@ export function isNotPaid(status, problem, state) {
 }
 
 /**
- * Shows an answer as it comes: JSON indented, other text as it is, anything else as a download.
+ * Shows an answer as it comes, and brings it into view: JSON indented, other text as it is, anything else as a download.
  * @param {Response} response @param {HTMLElement} place @param {Record<string, string>} words
  */
 export async function showAnswer(response, place, words) {
@@ -412,14 +417,16 @@ export async function showAnswer(response, place, words) {
     if (kept < KEPT_BYTES) chunks.push(value);
     kept += value.length;
     if (isText && shown.length < SHOWN_BYTES) {
-      if (!shown && !output.isConnected) place.append(output);
+      if (!shown && !output.isConnected) {
+        place.append(output);
+        place.scrollIntoView({ block: "nearest" });
+      }
       shown = (shown + decoder.decode(value, { stream: true })).slice(0, SHOWN_BYTES);
       output.textContent = shown;
     }
   }
   if (isJson && kept <= SHOWN_BYTES) output.textContent = indent(shown);
-  if (isText && kept <= SHOWN_BYTES) return;
-  if (isText) {
+  if (isText && kept > SHOWN_BYTES) {
     const cut = document.createElement("p");
     cut.textContent = words.cut;
     place.append(cut);
@@ -427,7 +434,8 @@ export async function showAnswer(response, place, words) {
   const isPicture = type.startsWith("image/png") && kept <= KEPT_BYTES;
   const picture = isPicture ? await (await import("./picture.js")).drawPicture(new Blob(chunks), words.picture) : null;
   if (picture) place.append(picture);
-  if (kept > 0) place.append(makeDownload(chunks, words.download.replace("{0}", String(kept))));
+  if (kept > (isText ? SHOWN_BYTES : 0)) place.append(makeDownload(chunks, words.download.replace("{0}", String(kept))));
+  place.scrollIntoView({ block: "nearest" });
 }
 
 /** @param {string} text */

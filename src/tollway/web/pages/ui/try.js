@@ -36,6 +36,7 @@ class TryPanel {
     this.button = /** @type {HTMLButtonElement} */ (form.querySelector("[data-pay]"));
     this.answer = /** @type {HTMLElement} */ (document.querySelector("[data-answer]"));
     this.recovery = new RecoveryFields(/** @type {HTMLElement} */ (form.querySelector("[data-recovery]")));
+    this.advice = /** @type {HTMLElement} */ (form.querySelector("[data-no-wallet]"));
     this.anew = /** @type {HTMLElement} */ (form.querySelector("[data-anew]"));
     this.slip = new CallSlip(/** @type {HTMLElement} */ (document.querySelector("[data-slip]")));
     this.place = `tollway ${this.settings.apiId}`;
@@ -50,6 +51,9 @@ class TryPanel {
     let isPressed = false;
     this.button.addEventListener("click", (event) => {
       isPressed = event.isTrusted;
+      if (!this.leadsToPrograms()) return;
+      event.preventDefault();
+      document.getElementById("snippets")?.focus();
     });
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -74,6 +78,7 @@ class TryPanel {
   /** Writes on the button what a click does with the wallets of this browser. @param {boolean} hasNoWallet */
   nameStep(hasNoWallet) {
     this.hasNoWallet = hasNoWallet;
+    this.advice.textContent = hasNoWallet ? this.say("noWallet") : "";
     if (!this.isBusy && this.readIntent() === null) this.showPrice();
   }
 
@@ -94,6 +99,7 @@ class TryPanel {
   /** Runs a flow with the button disabled, and prints how it ended. @param {() => Promise<void>} flow */
   async run(flow) {
     this.isBusy = this.button.disabled = true;
+    this.endNotes();
     try {
       await flow();
     } catch (error) {
@@ -124,10 +130,15 @@ class TryPanel {
     return this.ways.find((way) => way.id === chosen) ?? this.ways[0];
   }
 
+  /** Whether a click leads to the code for programs: there is no wallet, and no payment that waits. */
+  leadsToPrograms() {
+    return this.hasNoWallet && !this.isBusy && this.readIntent() === null;
+  }
+
   /** The button names what a click does and pays: for a transaction, all its calls. */
   showPrice() {
     const way = this.chosenWay();
-    const step = !way ? "call" : this.hasNoWallet ? "fromProgram" : this.isConnected ? "pay" : "connectAndPay";
+    const step = !way ? "call" : this.leadsToPrograms() ? "fromProgram" : this.isConnected ? "pay" : "connectAndPay";
     this.button.textContent = this.say(step, ...(way ? [this.priceOf(way, this.agreed.get(way.id) ?? way.amount, this.countCalls(way))] : []));
   }
 
@@ -195,10 +206,7 @@ class TryPanel {
   /** @param {Way} way */
   async openWallet(way) {
     const wallets = await findWallets();
-    if (!wallets.length) {
-      document.getElementById("snippets")?.focus();
-      throw new Stop(this.say("noWallet"));
-    }
+    if (!wallets.length) throw new Stop(this.say("noWallet"));
     const position = wallets.length > 1 ? await this.slip.choose(this.words.choose, wallets.map((one) => one.name)) : 0;
     const provider = wallets[position];
     const onSilence = () => void this.slip.note(this.say("silent"));
@@ -215,8 +223,7 @@ class TryPanel {
     if (!way.token) return;
     const balance = await readBalance(provider, way.token, from);
     if (balance === null || balance >= amount) return;
-    this.slip.note(this.say("tooLittle", this.priceOf(way, String(balance)), this.priceOf(way, String(amount)), way.name), true);
-    throw new Stop(from);
+    throw new Stop(this.say("tooLittle", this.priceOf(way, String(balance)), this.priceOf(way, String(amount)), way.name, from));
   }
 
   /** Account and chain must be those on the ticket at the moment of signing. @param {import("./wallet.js").Wallet} provider @param {string} from @param {Way} way */
@@ -259,7 +266,7 @@ class TryPanel {
     }
     intent.state = "shown";
     this.writeIntent(intent);
-    this.slip.note(this.say("nothingMoved"));
+    this.slip.note(this.say("sending"));
     return this.show(intent);
   }
 
@@ -362,13 +369,13 @@ class TryPanel {
       if (wait > WAIT_MAX_S) break;
       await this.countDown(Math.max(1, wait));
     }
-    this.endClock();
     this.offerToAskAgain(intent);
   }
 
-  endClock() {
-    this.clock?.("");
+  /** Removes what the ticket says of the steps before: an outcome or a new click replaces it. */
+  endNotes() {
     this.clock = undefined;
+    this.slip.endNotes();
   }
 
   /** @param {number} seconds */
@@ -382,7 +389,6 @@ class TryPanel {
 
   /** A redirect hides whether the call was charged, so its payment stays until the reader asks for a new one. @param {Intent} intent */
   keepRedirected(intent) {
-    this.endClock();
     intent.isRedirected = true;
     this.writeIntent(intent);
     this.offerToAskAgain(intent);
@@ -390,7 +396,7 @@ class TryPanel {
 
   /** @param {Intent} intent @param {Response} response @param {Problem | null} problem @param {import("./call_slip.js").PaymentState} state */
   async finish(intent, response, problem, state) {
-    this.endClock();
+    this.endNotes();
     if (isNotPaid(response.status, problem, state) && this.returnToFirst(intent)) {
       this.slip.note(this.say("firstKept"), true);
     } else {
@@ -438,6 +444,7 @@ class TryPanel {
   /** @param {Intent} intent */
   offerToAskAgain(intent) {
     if (intent.state === "signing") return this.forgetIntent(); // the page never had a signature
+    this.endNotes();
     this.slip.frame.hidden = false;
     this.button.textContent = this.say("again");
     this.anew.hidden = !intent.isRedirected;
