@@ -19,7 +19,7 @@ from tollway.web.api.exports import export_router
 from tollway.web.api.receipt_routes import receipt_router
 from tollway.web.pages.assets import DEMO_MODULE, asset_router, read_assets
 from tollway.web.pages.demo_wallet import DemoWallet, demo_wallet_router
-from tollway.web.pages.my_routes import NOT_YOURS, my_router
+from tollway.web.pages.my_routes import NOT_YOUR_CALL, NOT_YOURS, my_router
 from tollway.web.pages.my_sums_routes import my_sums_router
 from tollway.web.pages.page_session import PageAccess
 from tollway.web.pages.public_routes import page_router
@@ -96,8 +96,9 @@ def page_routers(
         selling_router(mine, access),
         webhook_page_router(mine, access),
         export_router(mine, calls_path="/my/calls.csv", payments_path="/my/credit.csv"),
-        receipt_router(mine, path="/my/calls/{call_id}/receipt"),
+        receipt_router(mine, path="/my/calls/{call_id}/receipt", refusal=NOT_YOUR_CALL),
         *([demo_wallet_router(demo_wallet, origins=list_origins(context.origin))] if demo_wallet else []),
+        Router([access.missing()]),
     ]
 
 

@@ -76,6 +76,36 @@ async def test_the_sign_in_says_that_a_browser_kept_no_cookie(harness: SignedInH
     assert (again.status_code, again.headers["location"]) == (303, "/my/credit")
 
 
+@pytest.mark.parametrize("path", ["/my/nothing", "/my/calls/call_none", "/my/calls/call_none/receipt"])
+async def test_a_page_that_is_not_found_names_the_wallet_of_the_session(
+    harness: SignedInHarness, path: str
+) -> None:
+    await harness.sign_in()
+    answer = await harness.browser.get(path)
+    page = PageReader(answer.text)
+    assert (answer.status_code, answer.headers["cache-control"]) == (404, "private, no-store")
+    assert "Cookie" in answer.headers["vary"]
+    account = f"{str(READER.address)[:6]}…{str(READER.address)[-4:]}"
+    assert account in page.words
+    assert "sign in" not in page.words.lower()
+    harness.browser.cookies.clear()
+    assert account not in (await harness.browser.get(path)).text
+
+
+async def test_a_public_page_is_the_same_text_with_and_without_a_session(harness: SignedInHarness) -> None:
+    """It never reads the cookie, so it says neither that a reader is signed in nor the opposite."""
+    paths = ("/", "/status", "/docs", "/problems", "/problems/call-not-found", "/apis/api_none")
+
+    async def read_all() -> list[str]:
+        answers = [await harness.browser.get(path) for path in paths]
+        return [re.sub(r"req_[0-9a-f]+", "", answer.text) for answer in answers]
+
+    signed_out = await read_all()
+    await harness.sign_in()
+    assert await read_all() == signed_out
+    assert [path for path, text in zip(paths, signed_out, strict=True) if "sign in" in text.lower()] == []
+
+
 async def test_signing_out_ends_the_session_at_the_gateway(harness: SignedInHarness) -> None:
     await harness.sign_in()
     answer = await harness.post("/signout", {})

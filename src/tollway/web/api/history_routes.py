@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, FieldError, Refusal, refuse
+from tollway.errors import Code, FieldError, Problem, Refusal, refuse
 from tollway.identity.viewers import NOT_VIEWER
 from tollway.ids import Address, CallId, ListingId, TxHash, format_network
 from tollway.ledger.history import (
@@ -413,20 +413,27 @@ def read_history_query(raw: bytes, wallet: Address) -> HistoryQuery:
     return HistoryQuery(**{**dict(given), "wallet": wallet})
 
 
-async def find_call(call_history: CallHistory, call_id: str, wallet: Address) -> CallRecord:
+NO_CALL = Problem(
+    code=Code.CALL_NOT_FOUND,
+    detail="This wallet has no such call. Check the id, or sign in as the payer or the provider of the call.",
+)
+
+
+async def find_call(
+    call_history: CallHistory, call_id: str, wallet: Address, *, refusal: Problem = NO_CALL
+) -> CallRecord:
     """The call, if the wallet is its payer or its provider. Otherwise raises Refusal (404), as for a call that does not exist."""
     call = await call_history.find_call(CallId(call_id)) if len(call_id) <= ID_LENGTH_MAX else None
     if call is None or wallet not in (call.payer, call.provider):
-        raise refuse(
-            code=Code.CALL_NOT_FOUND,
-            detail="This wallet has no such call. Check the id, or sign in as the payer or the provider of the call.",
-        )
+        raise Refusal(refusal)
     return call
 
 
-async def find_sold_call(call_history: CallHistory, call_id: str, provider: Address) -> CallRecord:
+async def find_sold_call(
+    call_history: CallHistory, call_id: str, provider: Address, *, refusal: Problem = NO_CALL
+) -> CallRecord:
     """The call of a listing of this wallet. Raises Refusal: 404 as `find_call` does, and 403 for its payer."""
-    call = await find_call(call_history, call_id, provider)
+    call = await find_call(call_history, call_id, provider, refusal=refusal)
     if call.provider != provider:
         raise refuse(
             code=Code.NOT_PROVIDER,

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, refuse
+from tollway.errors import Code, Problem, refuse
 from tollway.gateway.receipts import call_url
 from tollway.identity.did_document import key_id
 from tollway.ledger.history import JoinedCredit
@@ -19,6 +19,7 @@ from tollway.money import Asset
 from tollway.payments.call_receipt import CHARGED, VERSION, read_authority, sign_call_receipt
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import (
+    NO_CALL,
     BookParameters,
     find_call,
     find_call_asset,
@@ -34,14 +35,14 @@ RETRY_AFTER_S = 2
 RECEIPT_PATH = "/api/v2/history/{call_id}/receipt"
 
 
-def receipt_router(context: WebContext, *, path: str = RECEIPT_PATH) -> Router:
-    """The route. `path` has the parameter `call_id`."""
+def receipt_router(context: WebContext, *, path: str = RECEIPT_PATH, refusal: Problem = NO_CALL) -> Router:
+    """The route. `path` has the parameter `call_id`. `refusal`: of a call of other wallets."""
 
     async def show_receipt(request: Request) -> JSONResponse:
         caller = await context.authenticate(request)
         named = read_query(BookParameters, request.scope["query_string"]).wallet
         owner = await context.book_access.resolve_wallet(caller.address, named)
-        call = await find_call(context.call_history, request.path_params["call_id"], owner)
+        call = await find_call(context.call_history, request.path_params["call_id"], owner, refusal=refusal)
         check_ended(call, now_ms=context.shared_ms(), wait_s=context.limits.receipt_wait_s)
         return JSONResponse(await _write_receipt(context, call))
 

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 IS_PAGE = "is_page"
 """A flag in `scope["state"]`: the response is a page or a file of one. `ResponseHeaders` adds no `access-control-*` to it."""
 
-_PRIVATE_BY = "private_by"
+_PRIVATE_BY, _READER = "private_by", "page_reader"
 CACHE_PRIVATE = b"private, no-store"
 API_PROOFS, PAGE_PROOFS = b"Authorization, Signature, SIGN-IN-WITH-X", b"Cookie"
 """The request headers that prove a wallet: to the API, and to the pages."""
@@ -53,6 +53,16 @@ def mark_private(scope: Scope, proofs: bytes) -> None:
     """Marks the response as one for the wallet that the request proves, or fails to prove: no cache stores it (RFC 9111 §5.2.2). A proof outside of
     `Authorization` does not protect a response from shared caches (§3.5). `proofs`: the headers on which the response depends."""
     scope.setdefault("state", {})[_PRIVATE_BY] = proofs
+
+
+def name_reader(scope: Scope, wallet: str) -> None:
+    """Keeps the wallet of the session that the request shows, so that a problem of a private page names it."""
+    scope.setdefault("state", {})[_READER] = wallet
+
+
+def reader_of(scope: Scope) -> str | None:
+    """The wallet that `name_reader` keeps. None for a request without a session, and on every public path, where no cookie is read."""
+    return (scope.get("state") or {}).get(_READER)
 
 
 class PrivateResponses:

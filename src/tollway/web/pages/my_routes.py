@@ -200,7 +200,7 @@ class BookPages:
 
     async def show_call(self, request: Request, reader: Reader) -> Response:
         owner = await self._find_owner(request, reader)
-        call = await find_call(self._history, request.path_params["call_id"], owner)
+        call = await find_call(self._history, request.path_params["call_id"], owner, refusal=NOT_YOUR_CALL)
         can_resolve = call.provider == reader.address and call.state is CallState.UNKNOWN
         wallet, profiles = other_wallet(owner, reader), self._context.profiles
         profile = None if call.chain_id is None else profiles.get(call.chain_id)
@@ -242,7 +242,8 @@ class BookPages:
         outcome = read_field(fields, "outcome")
         if outcome not in ("consumed", "released") or read_field(fields, "confirmed") != "yes":
             raise Refusal(_NO_OUTCOME)
-        call = await find_sold_call(self._history, request.path_params["call_id"], reader.address)
+        call_id = request.path_params["call_id"]
+        call = await find_sold_call(self._history, call_id, reader.address, refusal=NOT_YOUR_CALL)
         await decide_call(
             self._context.held_calls,
             self._history,
@@ -520,6 +521,10 @@ NOT_YOURS = Problem(
 )
 """The refusal of `wallet` on a page. `/api/v2` says 403 `not_viewer` to a program that has signed in with its key; a page has a link that was shared or
 guessed, and says the same of a wallet without calls as of every address that leads nowhere."""
+NOT_YOUR_CALL = Problem(
+    code=Code.CALL_NOT_FOUND,
+    detail="The wallet of this session has no such call. Check the id. The call is shown to the wallet that paid it, to its provider, and to wallets that these let read their books.",
+)
 _NO_OUTCOME = Problem(
     code=Code.VALIDATION_FAILED,
     detail="The form names no outcome, or it was not confirmed. Open the page of the call and choose one.",

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from tollway.errors import FieldError, Problem
-from tollway.web.http.page_response import IS_PAGE, accepts_html, is_navigation, is_page_path
+from tollway.web.http.page_response import (
+    IS_PAGE,
+    accepts_html,
+    is_navigation,
+    is_page_path,
+    reader_of,
+)
 from tollway.web.http.problems import (
     PROBLEM_KINDS,
     find_retry,
@@ -58,7 +64,8 @@ class ProblemView:
 
 
 class ProblemPages:
-    """Renders problems as pages. It reads no storage, so it also renders the problem that storage is unavailable."""
+    """Renders problems as pages. It reads no storage, so it also renders the problem that storage is unavailable. It names the wallet of a session that the route has
+    found; it says nothing of the session elsewhere."""
 
     def __init__(self, renderer: PageRenderer) -> None:
         self._renderer = renderer
@@ -79,6 +86,7 @@ class ProblemPages:
         body = self._renderer.render(
             scope,
             "problem.j2",
+            account=reader_of(scope),
             problem=view_problem(
                 problem,
                 scope,

@@ -25,7 +25,7 @@ from tollway.identity.sessions import SIGN_IN_PAGE_PATH
 from tollway.ids import Address
 from tollway.rate_limits.limiter import Quota
 from tollway.web.api.auth_routes import admit_wallet, read_body
-from tollway.web.http.page_response import PAGE_PROOFS, mark_private
+from tollway.web.http.page_response import PAGE_PROOFS, mark_private, name_reader
 from tollway.web.pages.renderer import CACHE_NEVER, PageRenderer
 
 FORM_TOKEN = "form_token"  # noqa: S105 - the name of a field
@@ -166,6 +166,15 @@ class PageAccess:
 
         return Route(path, handle, methods=["GET"])
 
+    def missing(self) -> Route:
+        """The route of every other path below `/my`, after all routes: it is not found, and the problem names the wallet of the session."""
+
+        async def handle(request: Request) -> Response:
+            await self.find_reader(request)
+            raise Refusal(_NO_PAGE)
+
+        return Route("/my/{path:path}", handle, methods=["GET"])
+
     def form(self, path: str, change: ReadForm) -> Route:
         """The route of a form. `change` gets the reader and the fields. Raises Refusal without a session, and where `read_form` does."""
 
@@ -212,6 +221,7 @@ class PageAccess:
         token = PAGE_COOKIE.read(request)
         session = None if token is None else await self.sign_in.find_session(token)
         if session is not None:
+            name_reader(request.scope, str(session.address))
             await admit_wallet(request, session.address, quota=self._quota)
         return session, token or ""
 
@@ -258,6 +268,9 @@ def _link_sign_in(request: Request) -> str:
 _NO_SIGNATURE = Problem(
     code=Code.INVALID_SIGNATURE,
     detail="The form has no signature. Open the page of the sign-in again and let your wallet sign the message.",
+)
+_NO_PAGE = Problem(
+    code=Code.ROUTE_NOT_FOUND, detail="No page has this path. The navigation leads to all pages."
 )
 _SESSION_ENDED = Problem(
     code=Code.SESSION_EXPIRED,
