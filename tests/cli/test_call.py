@@ -7,7 +7,7 @@ from email.policy import HTTP
 import pytest
 
 from tests.kit.terminal import run_commands, split_commands
-from tollway.cli.call import add_query, describe_operations, read_body
+from tollway.cli.call import add_query, describe_operations, format_call_line, read_body
 
 CHAIN = 84532
 PAYEE = "0x" + "22" * 20
@@ -15,8 +15,8 @@ PROBLEM = "application/problem+json"
 PAID_BY = "0x" + "ab" * 32
 
 
-def test_call_pays_and_prints_json_when_piped(run, gateway):
-    done = run("call", "api_1", "/quote/ETH?x=1", "-d", '{"a":1}', "-H", "X-Thing: y")
+def test_call_pays_and_prints_all_of_the_response_as_json(run, gateway):
+    done = run("call", "api_1", "/quote/ETH?x=1", "-d", '{"a":1}', "-H", "X-Thing: y", "--json")
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
     assert answer["body"] == {"echo": '{"a":1}', "method": "POST"}
@@ -39,7 +39,7 @@ def test_call_pays_and_prints_json_when_piped(run, gateway):
 )
 def test_call_prints_the_rail_that_paid(run, gateway, words, rail):
     gateway.is_settling = True
-    done = run("call", "api_1", *words)
+    done = run("call", "api_1", "/x", *words, "--json")
     assert done.exit_code == 0, done.output
     payment = json.loads(done.stdout)["payment"]
     assert (payment["rail"], payment["state"]) == (rail, "charged")
@@ -151,7 +151,7 @@ def test_a_response_without_a_payment_state_is_an_unknown_outcome(run, gateway, 
     ],
 )
 def test_failures_have_a_code_and_an_exit_code(run, words, code, exit_code):
-    done = run("call", "api_1", *words)
+    done = run("call", "api_1", "/x", *words)
     assert done.exit_code == exit_code, done.output
     assert json.loads(done.stderr)["error"]["code"] == code
     assert done.stdout == ""
@@ -159,7 +159,7 @@ def test_failures_have_a_code_and_an_exit_code(run, words, code, exit_code):
 
 def test_a_payment_on_its_way_is_try_again_later(run, gateway):
     gateway.is_mining = False
-    done = run("call", "api_1", "--wait", "1")
+    done = run("call", "api_1", "/x", "--wait", "1")
     assert done.exit_code == 3
     error = json.loads(done.stderr)["error"]
     assert (error["code"], error["retryable"]) == ("payment_pending", True)
@@ -172,9 +172,9 @@ def test_a_payment_on_its_way_is_try_again_later(run, gateway):
 @pytest.mark.parametrize(("status", "exit_code"), [(404, 1), (500, 1), (429, 3), (503, 3)])
 def test_call_exits_by_the_answers_status(run, gateway, status, exit_code):
     gateway.next_answer = (status, "text/plain", b"no")
-    done = run("call", "api_1")
+    done = run("call", "api_1", "/x")
     assert done.exit_code == exit_code
-    assert json.loads(done.stdout)["body"] == "no"
+    assert (done.stdout, done.stderr.splitlines()[0]) == ("no", f"HTTP {status}")
 
 
 RELAYED = ("proxy-status", '"gw.test"; received-status=503')
@@ -197,19 +197,19 @@ def test_call_exits_by_what_the_gateway_says_of_a_repeat(
     run, gateway, status, kind, document, headers, exit_code
 ):
     gateway.next_answer = (status, kind, json.dumps(document).encode(), headers)
-    done = run("call", "api_1")
+    done = run("call", "api_1", "/x")
     assert done.exit_code == exit_code, done.output
 
 
 def test_http_beyond_this_machine_can_be_allowed(run):
     for words in (["--allow-http"], []):
         env = {} if words else {"TOLLWAY_ALLOW_HTTP": "1"}
-        done = run("call", "api_1", "--gateway", "http://gateway.invalid", *words, env=env)
+        done = run("call", "api_1", "/x", "--gateway", "http://gateway.invalid", *words, env=env)
         assert json.loads(done.stderr)["error"]["code"] == "gateway_unreachable"
 
 
 def test_without_a_key_a_paid_call_is_refused(run):
-    done = run("call", "api_1", env={"TOLLWAY_KEY_FILE": ""})
+    done = run("call", "api_1", "/x", env={"TOLLWAY_KEY_FILE": ""})
     assert done.exit_code == 1
     assert "no wallet" in done.stderr
 
@@ -262,7 +262,7 @@ def test_the_content_type_of_a_body_is_guessed(given, headers, tmp_path, monkeyp
 
 
 def test_a_given_header_replaces_the_guess(run, gateway):
-    assert run("call", "api_1", "-d", "{}", "-H", "Content-Type: application/ld+json").exit_code == 0
+    assert run("call", "api_1", "/x", "-d", "{}", "-H", "Content-Type: application/ld+json").exit_code == 0
     headers = gateway.seen[-1][2]
     assert (headers["content-type"], headers["accept"]) == ("application/ld+json", "application/json")
 
@@ -277,7 +277,7 @@ def test_a_form_is_multipart_as_curl_writes_it(run, gateway, tmp_path):
         *("-F", f"named=@{photo};type=image/x-odd;filename=other.bin"),
         *("-F", f"note=<{tmp_path / 'note.txt'}"),
     ]
-    assert run("call", "api_1", *words).exit_code == 0
+    assert run("call", "api_1", "/x", *words).exit_code == 0
     method, _, headers, body = gateway.seen[-1]
     assert method == "POST"
     head = f"Content-Type: {headers['content-type']}\r\n\r\n".encode()
@@ -302,7 +302,7 @@ def test_a_form_is_multipart_as_curl_writes_it(run, gateway, tmp_path):
 def test_two_runs_of_one_form_are_one_request(run, gateway, tmp_path):
     (tmp_path / "a").write_text("x")
     for _ in range(2):
-        assert run("call", "api_1", "-F", "a=1", "-F", f"b=@{tmp_path / 'a'}").exit_code == 0
+        assert run("call", "api_1", "/x", "-F", "a=1", "-F", f"b=@{tmp_path / 'a'}").exit_code == 0
     sent = {(headers["content-type"], body) for method, _, headers, body in gateway.seen if method == "POST"}
     assert len(sent) == 1
 
@@ -319,7 +319,7 @@ def test_two_runs_of_one_form_are_one_request(run, gateway, tmp_path):
     ],
 )
 def test_a_request_that_cannot_be_built_sends_nothing(run, gateway, words):
-    done = run("call", "api_1", *words)
+    done = run("call", "api_1", "/x", *words)
     assert done.exit_code == 2, done.output
     assert gateway.seen == []
 
@@ -327,17 +327,104 @@ def test_a_request_that_cannot_be_built_sends_nothing(run, gateway, words):
 # ---- Refusals.
 
 
+def make_agent_document(*operations, **more):
+    return {"id": "api_1", "operations": list(operations), **more}
+
+
+QUOTE = {
+    "method": "GET",
+    "path": "/quote/{symbol}",
+    "price": "0.01 USDC",
+    "example": {"target": "/quote/ETH?a=1&b=2"},
+}
+
+
+def test_a_call_without_a_path_names_the_operations_and_pays_nothing(run, gateway):
+    many = [{**QUOTE, "path": f"/quote/{number}"} for number in range(11)]
+    gateway.listing = make_agent_document(*many, operationsLeftOut=2)
+    done = run("call", "api_1")
+    assert (done.exit_code, done.stdout) == (2, "")
+    error = json.loads(done.stderr)["error"]
+    assert error["code"] == "path_missing"
+    assert error["lines"] == [
+        "This API has these operations:",
+        *(f"  GET  /quote/{number}  0.01 USDC" for number in range(10)),
+        "  and 3 more: tollway show api_1",
+        "For example: tollway call api_1 '/quote/ETH?a=1&b=2'",
+    ]
+    assert gateway.mined == set()
+    assert [path for _, path, _, _ in gateway.seen] == ["/api/v2/apis/api_1/agent"]
+
+
+@pytest.mark.parametrize(
+    ("operations", "words"),
+    [
+        ([], ()),
+        ([{**QUOTE, "path": ""}], ()),
+        ([QUOTE, {**QUOTE, "method": "POST", "path": "/"}], ()),
+        ([QUOTE], ("/",)),
+    ],
+    ids=["no operations", "any path", "an operation at the root", "the root is named"],
+)
+def test_the_root_is_called_where_it_is_an_operation_or_named(run, gateway, operations, words):
+    gateway.listing = make_agent_document(*operations)
+    done = run("call", "api_1", *words)
+    assert done.exit_code == 0, done.output
+    assert gateway.seen[-1][1].removesuffix("/") == "/api/v2/gateway/api_1"
+
+
+@pytest.mark.process
+def test_a_terminal_reads_the_operations_of_a_call_without_a_path(gateway, terminal):
+    gateway.listing = make_agent_document({**QUOTE, "price": "0.01\x1b[2J\nUSDC"})
+    ((code, lines),) = terminal(("call", "api_1"))
+    assert code == 2
+    assert lines == [
+        "Name the path of an operation. Nothing was sent and nothing is paid.",
+        "This API has these operations:",
+        "  GET /quote/{symbol} 0.01�[2J USDC",
+        "For example: tollway call api_1 '/quote/ETH?a=1&b=2'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operation", "line"),
+    [
+        ({"method": "GET", "path": "/a"}, "tollway call api_1 /a"),
+        ({"method": "GET", "path": "/a/{b}"}, "tollway call api_1 '/a/{b}'"),
+        ({"method": "GET", "path": "/a?$(reboot)"}, "tollway call api_1 '/a?$(reboot)'"),
+        ({"method": "DELETE", "path": "/a"}, "tollway call api_1 /a -X DELETE"),
+        ({"method": "POST", "path": "/a"}, "tollway call api_1 /a -X POST"),
+        (
+            {"method": "POST", "example": {"target": "/a", "body": {"it": "it's"}}},
+            """tollway call api_1 /a -d '{"it": "it'"'"'s"}'""",
+        ),
+        (
+            {"method": "PUT", "example": {"target": "/a", "body": "x", "headers": {"X-A": "b c"}}},
+            "tollway call api_1 /a -X PUT -d x -H 'X-A: b c'",
+        ),
+        ({"method": "POST", "example": {"target": "/a", "body": "two\nlines"}}, None),
+        ({"method": "POST", "example": {"target": "/a", "body": "@/etc/passwd"}}, None),
+        ({"method": "GET", "path": "-a"}, None),
+        ({"method": "GET", "path": "/a\x1b[2J"}, None),
+        ({"method": "GET", "path": "/" + "a" * 3_000}, None),
+        ({"method": "GET"}, None),
+    ],
+)
+def test_a_command_for_an_operation_can_be_pasted_into_a_shell(operation, line):
+    assert format_call_line("api_1", operation) == line
+
+
 def test_a_refusal_of_the_gateway_never_reaches_an_output_file(run, gateway, tmp_path):
     out = tmp_path / "answer"
     out.write_text("old")
     problem = {"code": "overloaded", "detail": "Too busy.", "retryable": True}
     gateway.next_answer = (503, PROBLEM, json.dumps(problem).encode())
-    done = run("call", "api_1", "-o", str(out))
+    done = run("call", "api_1", "/x", "-o", str(out))
     assert done.exit_code == 3
     assert json.loads(done.stderr)["error"]["code"] == "overloaded"
     assert out.read_text() == "old"
     gateway.next_answer = (404, "text/plain", b"the API says no")
-    assert run("call", "api_1", "-o", str(out)).exit_code == 1
+    assert run("call", "api_1", "/x", "-o", str(out)).exit_code == 1
     assert out.read_text() == "the API says no"
 
 
@@ -473,8 +560,17 @@ def test_a_payment_above_the_budget_is_not_printed(gateway, terminal, rail):
     assert ("Pays" in shown, gateway.mined) == (False, set())
 
 
-def test_a_pipe_gets_no_progress(run):
-    assert run("call", "api_1", "/x", "--rail", "tx").stderr == ""
+def test_a_pipe_gets_the_body_alone_and_a_summary_beside_it_without_progress(run, gateway):
+    done = run("call", "api_1", "/x", "-d", "{}", "--rail", "tx")
+    assert done.stdout == json.dumps({"echo": "{}", "method": "POST"})
+    summary = done.stderr.splitlines()
+    assert summary[:3] == ["HTTP 200", "payment charged", "price 0.01 USDC"]
+    assert (summary[-2], summary[-1]) == (f"paid by {next(iter(gateway.mined))}", "call call_1")
+
+
+@pytest.mark.parametrize("words", [("--json",), ("-o", "-")])
+def test_the_summary_stands_beside_a_body_alone(run, words):
+    assert run("call", "api_1", "/x", *words).stderr == ""
 
 
 def test_the_help_has_the_exit_codes(run):
@@ -495,7 +591,7 @@ def test_a_terminal_reads_at_once_that_the_chain_of_the_gateway_is_away(gateway,
 
 def test_a_wallet_without_funds_is_named_with_its_network_and_the_amount(run, gateway, tmp_path):
     gateway.balance = 4_000
-    done = run("call", "api_1", "--rail", "tx")
+    done = run("call", "api_1", "/x", "--rail", "tx")
     assert done.exit_code == 1
     address = json.loads(run("wallet", "address").stdout)["address"]
     assert json.loads(done.stderr)["error"]["detail"] == (
@@ -534,7 +630,7 @@ def test_a_node_of_another_chain_is_named_with_its_chain_and_the_option(run, gat
 
 
 def test_a_node_of_a_chain_that_is_not_offered_is_named_with_its_chain(run, gateway):
-    done = run("call", "api_1", "--rail", "tx", "--rpc", f"1={gateway.url}/node")
+    done = run("call", "api_1", "/x", "--rail", "tx", "--rpc", f"1={gateway.url}/node")
     assert json.loads(done.stderr)["error"]["detail"] == (
         "This wallet cannot pay the call: no node is configured for eip155:84532 (base-sepolia), and the configured nodes "
         "serve eip155:1 (ethereum); add one to rpc_urls (--rpc, TOLLWAY_RPC)."

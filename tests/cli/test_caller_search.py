@@ -31,8 +31,20 @@ AGENT = {
     "id": "api_1",
     "name": "Rain",
     "whenToUse": "to\nname  Sun",
-    "payment": {"required": True},
-    "operations": [{"method": "GET", "path": "/rain", "price": "0.01 USDC"}],
+    "payment": {
+        "required": True,
+        "options": [{"rail": "x402"}],
+        "rails": [{"rail": "x402"}],
+        "steps": "Sign",
+    },
+    "operations": [
+        {
+            "method": "GET",
+            "path": "/rain",
+            "price": "0.01 USDC",
+            "example": {"target": "/rain?city=O'Hara&days=2"},
+        }
+    ],
 }
 
 
@@ -175,8 +187,18 @@ def test_a_terminal_gets_what_to_try_where_nothing_is_found(
 def test_show_gives_a_program_every_field_of_the_listing(
     run: Callable[..., Result], registry: Registry
 ) -> None:
-    assert json.loads(run("show", "api_1").stdout)["networks"] == ["eip155:8453", "eip155:84532"]
+    given = json.loads(run("show", "api_1", "--json").stdout)
+    assert given["networks"] == ["eip155:8453", "eip155:84532"]
     assert registry.seen == ["/api/v2/apis/api_1"]
+
+
+def test_show_gives_a_pipe_what_a_call_needs(run: Callable[..., Result], registry: Registry) -> None:
+    shown = json.loads(run("show", "api_1").stdout)
+    assert list(shown) == ["id", "name", "operations", "payment"]
+    assert shown["operations"] == AGENT["operations"]
+    assert shown["payment"] == {"required": True, "options": [{"rail": "x402"}]}
+    registry.has_agent = False
+    assert json.loads(run("show", "api_1").stdout) == registry.answer("/api/v2/apis/api_1")[1]
 
 
 @pytest.mark.usefixtures("terminal")
@@ -201,17 +223,20 @@ def test_show_is_an_outline_in_which_no_text_makes_lines_of_its_own(
     lines = run("show", "api_1").stdout.splitlines()
     assert "name  Rain" in lines
     assert "name  Sun" not in lines
-    assert "payment  {required: yes}" in lines
+    assert "  required  yes" in lines
 
 
 @pytest.mark.usefixtures("terminal")
 def test_show_begins_with_the_operations(run: Callable[..., Result]) -> None:
     lines = run("show", "api_1").stdout.splitlines()
-    assert lines[:4] == [
+    assert lines[:7] == [
         "id  api_1",
         "name  Rain",
         "operations",
-        "  - {method: GET, path: /rain, price: 0.01 USDC}",
+        "  - method  GET",
+        "    path  /rain",
+        "    price  0.01 USDC",
+        """    call  tollway call api_1 '/rain?city=O'"'"'Hara&days=2'""",
     ]
 
 

@@ -97,10 +97,10 @@ def test_only_a_charged_call_names_the_transaction_that_paid(state, told, untold
 
 
 def test_call_writes_the_body_as_it_is(run, tmp_path):
-    done = run("call", "api_1", "-o", str(tmp_path / "body"))
+    done = run("call", "api_1", "/x", "-o", str(tmp_path / "body"))
     assert done.exit_code == 0
     assert json.loads((tmp_path / "body").read_bytes()) == {"echo": "", "method": "GET"}
-    assert run("call", "api_1", "-X", "PUT", "-d", "@-", "-o", "-", stdin="hello").stdout == json.dumps(
+    assert run("call", "api_1", "/x", "-X", "PUT", "-d", "@-", "-o", "-", stdin="hello").stdout == json.dumps(
         {"echo": "hello", "method": "PUT"}
     )
 
@@ -109,7 +109,7 @@ def test_an_output_that_cannot_be_written_is_found_before_anything_is_sent(run, 
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for place in (tmp_path, tmp_path / "none" / "answer", tmp_path / "file" / "answer", tmp_path / "loop"):
-        done = run("call", "api_1", "-o", str(place))
+        done = run("call", "api_1", "/x", "-o", str(place))
         assert done.exit_code == 2, done.output
         assert "nothing was sent" in json.loads(done.stderr)["error"]["detail"]
     assert gateway.seen == []
@@ -121,11 +121,11 @@ def test_an_output_file_is_unchanged_until_the_response_is_whole(run, gateway, t
     out.write_text("old")
     out.chmod(0o640)
     gateway.next_answer = (404, "application/problem+json", b'{"code":"api_not_found","detail":"no"}')
-    assert run("call", "api_1", "-o", str(out / "..") + "/answer").exit_code == 1
+    assert run("call", "api_1", "/x", "-o", str(out / "..") + "/answer").exit_code == 1
     gateway.next_answer = (200, "text/plain", b"new")
-    assert run("call", "api_1", "-o", str(out)).exit_code == 0
+    assert run("call", "api_1", "/x", "-o", str(out)).exit_code == 0
     assert (out.read_text(), out.stat().st_mode & 0o777) == ("new", 0o640)
-    assert run("call", "api_1", "-o", "/dev/null").exit_code == 0
+    assert run("call", "api_1", "/x", "-o", "/dev/null").exit_code == 0
     left_over = [path.name for path in tmp_path.iterdir() if path.name.startswith(".tollway-")]
     assert left_over == []
 
@@ -145,15 +145,17 @@ def test_an_output_file_is_unchanged_until_the_response_is_whole(run, gateway, t
 )
 def test_no_paid_answer_fails_to_be_shown(run, gateway, kind, body, shown):
     gateway.next_answer = (200, kind, body)
-    done = run("call", "api_1")
+    done = run("call", "api_1", "/x", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["body"] == shown
+    raw = run("call", "api_1", "/x")
+    assert (raw.exit_code, raw.stdout_bytes) == (0, body)
 
 
 def test_an_answer_that_cannot_be_written_is_kept_and_is_no_usage_error(run, gateway, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     gateway.next_answer = (200, "text/plain", b"paid for")
-    done = run("call", "api_1", "-o", "/dev/full")
+    done = run("call", "api_1", "/x", "-o", "/dev/full")
     assert done.exit_code == 1, done.output
     error = json.loads(done.stderr)["error"]
     (kept,) = tmp_path.glob("tollway-answer-*")
@@ -207,7 +209,7 @@ def test_the_part_of_a_response_that_broke_off_is_saved(run, gateway, monkeypatc
     out = tmp_path / "answer"
     out.write_text("old")
     gateway.next_answer = (200, "text/plain", b"half", [("content-length", "9")])
-    done = run("call", "api_1", "-o", str(out))
+    done = run("call", "api_1", "/x", "-o", str(out))
     assert done.exit_code != 0
     error = json.loads(done.stderr)["error"]
     (kept,) = tmp_path.glob("tollway-answer-*")
@@ -220,13 +222,13 @@ def test_the_part_of_a_response_that_broke_off_is_saved(run, gateway, monkeypatc
 def test_a_terminal_saves_the_bytes_that_it_does_not_print(gateway, environment, tmp_path):
     env = {**environment, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     gateway.next_answer = (200, "image/png", b"\x89PNG")
-    ((code, lines),) = split_commands(run_commands([("call", "api_1")], env, columns=200))
+    ((code, lines),) = split_commands(run_commands([("call", "api_1", "/x")], env, columns=200))
     (kept,) = tmp_path.glob("tollway-answer-*")
     assert (code, kept.read_bytes()) == (0, b"\x89PNG")
     assert lines[0] == f"(4 bytes of image/png, saved in {kept}; -o FILE names another file)"
     kept.unlink()
     gateway.next_answer = (200, "text/plain", b"x" * 200_003)
-    ((code, lines),) = split_commands(run_commands([("call", "api_1")], env, columns=200))
+    ((code, lines),) = split_commands(run_commands([("call", "api_1", "/x")], env, columns=200))
     (kept,) = tmp_path.glob("tollway-answer-*")
     assert (code, kept.read_bytes()) == (0, b"xxx")
     assert lines[1].startswith("(3 bytes more, saved in ")
@@ -235,5 +237,5 @@ def test_a_terminal_saves_the_bytes_that_it_does_not_print(gateway, environment,
 @pytest.mark.process
 def test_a_body_of_control_characters_reaches_no_terminal(gateway, environment, tmp_path):
     gateway.next_answer = (200, "text/plain; charset=utf-8", TRICKS.encode())
-    shown = run_commands([("call", "api_1")], {**environment, "HOME": str(tmp_path)})
+    shown = run_commands([("call", "api_1", "/x")], {**environment, "HOME": str(tmp_path)})
     assert set("\x1b\x07\u202e").isdisjoint(shown)

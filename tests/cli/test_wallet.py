@@ -31,7 +31,7 @@ def test_a_key_file_is_readable_by_its_owner_alone(run, tmp_path, mask):
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-@pytest.mark.parametrize("words", [("wallet", "address"), ("history",), ("call", "api_1")])
+@pytest.mark.parametrize("words", [("wallet", "address"), ("history",), ("call", "api_1", "/x")])
 def test_a_key_file_that_others_can_read_is_refused(run, gateway, environment, mode, words):
     os.chmod(environment["TOLLWAY_KEY_FILE"], mode)
     done = run(*words)

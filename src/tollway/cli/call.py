@@ -1,10 +1,12 @@
 """`tollway call`: the request from options as curl has them, the progress of its payment, the response as it arrives, and the operations that exist where the
-path or the method of the request does not.
+path or the method of the request does not, or where the command names no path.
 """
 
 import contextlib
+import json
 import mimetypes
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +41,15 @@ from tollway.cli.inputs import (
     read_headers,
     read_session,
 )
-from tollway.cli.output import is_for_people, open_console, print_failure, print_line
+from tollway.cli.output import (
+    is_for_people,
+    list_objects,
+    open_console,
+    print_failure,
+    print_line,
+    quote_word,
+    read_object,
+)
 from tollway.cli.response_output import ResponseOutput, print_payment
 from tollway.client import (
     CallerFailure,
@@ -55,6 +65,8 @@ from tollway.client.responses import is_from_gateway, is_retryable_response
 from tollway.client.safe_text import format_value, plain_line
 
 OPERATIONS_PRINTED_MAX = 20
+ROOT_OPERATIONS_MAX = 10
+LINE_CHARACTERS_MAX = 2_000
 NO_SUCH_OPERATION = frozenset({404, 405})
 _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"
@@ -74,7 +86,9 @@ class CallBody:
 
 
 ListingId = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]
-TargetPath = Annotated[str, typer.Argument(help="Path and query under the listing, such as /quote/ETH.")]
+TargetPath = Annotated[
+    str | None, typer.Argument(help="Path and query under the listing, such as /quote/ETH.")
+]
 Method = Annotated[str | None, typer.Option("--request", "-X", help="GET, or POST with --data or --form.")]
 Body = Annotated[
     str | None,
@@ -107,7 +121,7 @@ OutputFile = Annotated[
 def call(
     ctx: typer.Context,
     api_id: ListingId,
-    path: TargetPath = "",
+    path: TargetPath = None,
     method: Method = None,
     content: Body = None,
     form: FormParts = None,
@@ -137,35 +151,39 @@ def call(
     ):
         body = read_body(content, form or [])
         session = read_session(ctx, before_signing=progress.keep_quote, on_progress=progress.show)
-        with (
-            session.open(is_signing=has_key(key_file)) as client,
-            client.stream(
+        target = add_query(path or "", query or [])
+        headers = {**body.headers, **read_headers(header or [])}
+        with session.open(is_signing=has_key(key_file)) as client:
+            if path is None:
+                check_root(client.fetch_agent_document(api_id))
+            with client.stream(
                 api_id,
-                add_query(path, query or []),
+                target,
                 method=method,
                 content=body.content,
                 files=list(body.files) or None,
-                headers={**body.headers, **read_headers(header or [])},
+                headers=headers,
                 prepay=prepay,
                 idempotency_key=idempotency_key,
-            ) as response,
-        ):
-            progress.end()
-            _write_response(response, response_output, as_json=as_json)
-            if response.status_code in NO_SUCH_OPERATION and is_for_people(as_json=as_json):
-                _print_operations(client, api_id, method=response.request.method, path=path)
+            ) as response:
+                progress.end()
+                _write_response(response, response_output, as_json=as_json)
+                if response.status_code in NO_SUCH_OPERATION and is_for_people(as_json=as_json):
+                    _print_operations(client, api_id, method=response.request.method, path=path or "")
     if response.is_error:
         raise typer.Exit(LATER if is_retryable_response(response) else REFUSED)
 
 
 def _write_response(response: CallResponse, output: ResponseOutput, *, as_json: bool) -> None:
-    """A refusal of the gateway is no response of the API: it never goes into an output file, and a terminal gets it as sentences."""
+    """A refusal of the gateway is no response of the API: without `--json` it is a failure on stderr, and never goes into an output file."""
     is_refused = response.is_error and is_from_gateway(response)
-    if is_refused and (output.output is not None or is_for_people(as_json=as_json)):
+    if is_refused and (output.output is not None or not as_json):
         print_failure(GatewayRefused(response.status_code, _read_problem(response)), as_json=as_json)
-    else:
-        output.write(response)
-    if is_for_people(as_json=as_json) and output.output != "-":
+        if is_for_people(as_json=as_json) and output.output != "-":
+            print_payment(response)
+        return
+    output.write(response)
+    if not as_json and output.output != "-":
         print_payment(response)
 
 
@@ -318,6 +336,58 @@ class ProgressLine:
 # ---- The operations that exist.
 
 
+class PathMissing(ValueError):
+    """The command names no path, and the API has operations but none at `/`. Nothing was sent. `lines`: the operations, and a command."""
+
+    code = "path_missing"
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("Name the path of an operation. Nothing was sent and nothing is paid.")
+        self.lines = tuple(lines)
+
+
+def check_root(document: Mapping[str, Any]) -> None:
+    """Raises `PathMissing` where an API has operations, none of them at `/`. `document`: for agents, or the details of a listing. A call of the root would cost the price."""
+    operations = list_objects(document.get("operations"))
+    if not operations or any(one.get("path") in ("", "/") for one in operations):
+        return
+    left_out = document.get("operationsLeftOut")
+    more = len(operations[ROOT_OPERATIONS_MAX:]) + (left_out if isinstance(left_out, int) else 0)
+    names = ("method", "path", "price")
+    lines = ["This API has these operations:"]
+    lines += [
+        "  " + "  ".join(plain_line(format_value(one.get(name))) for name in names).rstrip()
+        for one in operations[:ROOT_OPERATIONS_MAX]
+    ]
+    api_id = document.get("id")
+    if more:
+        lines.append(f"  and {more} more: tollway show {quote_word(api_id)}")
+    command = format_call_line(api_id, operations[0])
+    raise PathMissing(lines if command is None else [*lines, f"For example: {command}"])
+
+
+def format_call_line(api_id: object, operation: Mapping[str, Any]) -> str | None:
+    """The command that calls an operation of an agent document by its example, or by the template of its path; None for one that cannot be written in
+    `LINE_CHARACTERS_MAX` printable characters, or that would read a file. Each word is quoted for a shell: the texts are a provider's."""
+    example = read_object(operation.get("example"))
+    body, has_body = example.get("body"), "body" in example
+    text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    method, target = str(operation.get("method")), str(example.get("target", operation.get("path")))
+    if not target.startswith(("/", "?")) or text.startswith("@") or str(api_id).startswith("-"):
+        return None
+    words = ["tollway", "call", str(api_id), target]
+    if method not in ("GET", "POST") or (method == "POST" and not has_body):
+        words += ["-X", method]
+    words += ["-d", text] if has_body else []
+    words += [
+        word
+        for name, value in read_object(example.get("headers")).items()
+        for word in ("-H", f"{name}: {value}")
+    ]
+    line = shlex.join(words)
+    return line if len(line) <= LINE_CHARACTERS_MAX and plain_line(line) == line else None
+
+
 def _print_operations(client: TollwayClient, api_id: str, *, method: str, path: str) -> None:
     """Prints the operations of the listing on stderr, the nearest one first. A failure prints nothing: the refusal is printed already."""
     try:
@@ -341,10 +411,9 @@ def describe_operations(listing: Mapping[str, Any], *, method: str, path: str) -
     if more <= 0:
         return [*lines, "This API has these operations:", *(f"  {one.describe()}" for one in operations)]
     nearest = order_by_similarity(operations, method=method, path=path)[:OPERATIONS_PRINTED_MAX]
-    api_id = plain_line(format_value(listing.get("id")))
     return [
         *lines,
         f"Of the {len(operations)} operations of this API, these are nearest:",
         *(f"  {one.describe()}" for one in nearest),
-        f"  and {more} more: tollway show {api_id}",
+        f"  and {more} more: tollway show {quote_word(listing.get('id'))}",
     ]

@@ -4,14 +4,16 @@ Keys come from a file or the environment and never from an argument, which every
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again later.
 """
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import typer
 
+from tollway.cli.call import format_call_line
 from tollway.cli.inputs import Caller, caller_command
 from tollway.cli.outline import print_outline
-from tollway.cli.output import print_json, print_search_results
+from tollway.cli.output import JsonObject, print_json, print_search_results
 from tollway.client import CallerFailure, TollwayClient, requests
 from tollway.client.call_io import ControlRequest
 from tollway.discovery.search_text import CLOSEST_MAX, FILTERS, advise_search, read_names
@@ -19,16 +21,50 @@ from tollway.discovery.search_text import CLOSEST_MAX, FILTERS, advise_search, r
 
 @caller_command(has_key=False)
 def show_listing(caller: Caller, api_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    if not caller.is_for_people:
+    """A pipe gets the JSON of what a call needs: operations, prices and payment options."""
+    if caller.as_json:
         print_json(caller.fetch(requests.show_listing(api_id), is_signing=False))
         return
     with caller.open(is_signing=False) as client:
         document = client.fetch_agent_document(api_id)
-    print_outline({**{name: document[name] for name in FIRST_MEMBERS if name in document}, **document})
+    if caller.is_for_people:
+        print_outline(outline_of(document))
+    else:
+        print_json(select_members(document))
 
 
 FIRST_MEMBERS = ("id", "name", "operations", "operationsLeftOut", "operationsAt")
 """The members of the agent document that `show` prints first."""
+CALL_MEMBERS = (*FIRST_MEMBERS, "status", "untrusted", "interfaces", "payment", "charged")
+"""The members of the agent document that a caller needs, in the order in which a pipe gets them."""
+
+
+def outline_of(document: JsonObject) -> JsonObject:
+    """The agent document as a terminal shows it: the operations first, each with the command that calls it in the place of its example."""
+    first = {name: document[name] for name in FIRST_MEMBERS if name in document}
+    if isinstance(document.get("operations"), list):
+        first["operations"] = [_add_command(document.get("id"), one) for one in document["operations"]]
+    return {**first, **{name: value for name, value in document.items() if name not in first}}
+
+
+def _add_command(api_id: object, operation: object) -> object:
+    line = format_call_line(api_id, operation) if isinstance(operation, Mapping) else None
+    if line is None or not isinstance(operation, Mapping):
+        return operation
+    return {**{name: value for name, value in operation.items() if name != "example"}, "call": line}
+
+
+def select_members(document: JsonObject) -> JsonObject:
+    """The part of the agent document that a caller needs, without the steps of paying by hand; all of the details of a listing, where the gateway has no such document."""
+    if "payment" not in document:
+        return document
+    chosen = {name: document[name] for name in CALL_MEMBERS if name in document}
+    if isinstance(chosen.get("payment"), Mapping):
+        chosen["payment"] = {
+            name: value for name, value in chosen["payment"].items() if name not in ("rails", "steps")
+        }
+    return chosen
+
 
 LOOKUPS_AT_ONCE_MAX = 8
 LOOKUPS_MAX = 100

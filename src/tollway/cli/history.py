@@ -22,6 +22,7 @@ from tollway.cli.output import (
     print_line,
     print_members,
     print_rows,
+    quote_word,
     read_object,
 )
 from tollway.client import requests
@@ -210,7 +211,9 @@ def save_receipt(receipt: Mapping[str, Any], file: Path) -> None:
         raise ValueError(f"{file} exists, and a receipt does not replace it; name a new file") from None
     except OSError as exc:
         raise ValueError(f"{file} cannot be written: {exc.strerror}") from exc
-    print_foot(f"Saved {file}. Verify it with: tollway receipt verify {file} --keys did.json")
+    print_foot(
+        f"Saved {file}. Verify it with: tollway receipt verify {quote_word(str(file))} --keys did.json"
+    )
 
 
 def print_calls(page: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ Text, numbers and symbols from a gateway, provider or node are untrusted. These 
 """
 
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -195,6 +196,10 @@ def print_failure(failure: Exception, *, as_json: bool, sent: JsonObject | None 
     console.print(Text(first, style="red"))
     for line in rest:
         console.print(Text(line))
+    for line in described.get("lines", ()):
+        console.print(
+            Text(plain_line(line) if line == line.lstrip() else f"  {plain_line(line)}"), soft_wrap=True
+        )
     for name in ("transaction", "callUrl", "reason"):
         if described.get(name):
             console.print(Text(plain_line(f"{name}: {format_value(described[name])}"), style="dim"))
@@ -214,7 +219,7 @@ def format_problem(problem: JsonObject, *, sent: JsonObject | None = None) -> li
     if type(problem.get("retryAfterSeconds")) is int:
         lines.append(f"Try again in {problem['retryAfterSeconds']} s.")
     if problem.get("callId"):
-        lines.append(plain_line(f"The call: tollway history {format_value(problem['callId'])}"))
+        lines.append(f"The call: tollway history {quote_word(problem['callId'])}")
     return lines
 
 
@@ -253,6 +258,8 @@ def _name_field(error: JsonObject) -> str:
 def _describe_failure(failure: Exception) -> dict[str, Any]:
     code = getattr(failure, "code", "usage") if isinstance(failure, ValueError) else "usage"
     described: dict[str, Any] = {"code": code, "detail": str(failure), "retryable": False}
+    if lines := getattr(failure, "lines", ()):
+        described["lines"] = list(lines)
     if isinstance(failure, StorageUnavailable):
         is_unusable = isinstance(failure, StoreUnusable)
         described |= {
@@ -270,6 +277,11 @@ def _describe_failure(failure: Exception) -> dict[str, Any]:
     if isinstance(failure, CallHeld):
         described |= {"callId": failure.call_id, "callUrl": failure.call_url}
     return described
+
+
+def quote_word(text: object) -> str:
+    """An untrusted text as one word of a command that is pasted into a shell, without line ends and control characters."""
+    return shlex.quote(plain_line(format_value(text)))
 
 
 def format_price(api: JsonObject) -> str:

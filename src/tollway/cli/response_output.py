@@ -20,7 +20,7 @@ from typing import IO, Any, Self
 
 import httpx
 
-from tollway.cli.output import is_for_people, print_json, print_line
+from tollway.cli.output import print_json, print_line, print_text
 from tollway.client import CallerFailure, CallResponse
 from tollway.client.deadline import check_deadline, within
 from tollway.client.driver import DEADLINE_S
@@ -43,12 +43,12 @@ class ResponseNotWritten(CallerFailure):
 
 
 class ResponseOutput:
-    """Writes one response, once. `output` None: as text or JSON on stdout; `-`: its bytes on stdout, or its text on a terminal; else a file, which is replaced
-    once the response is whole. Raises ValueError on entry for a file that cannot be written."""
+    """Writes one response, once. `output` None: its text on a terminal, its bytes in a pipe, or JSON with all of it (`as_json`); `-`: the first two; else a
+    file, which is replaced once the response is whole. Raises ValueError on entry for a file that cannot be written."""
 
     def __init__(self, output: str | None, *, as_json: bool) -> None:
         self.output = output
-        self._is_for_people = is_for_people(as_json=as_json)
+        self._as_json = as_json and output is None
         self._target: Path | None = None
         self._file: IO[bytes] | None = None
         self._new_file: Path | None = None
@@ -89,10 +89,8 @@ class ResponseOutput:
         temporary file."""
         if self._file is not None:
             self._write_file(response, self._file)
-        elif self.output == "-" and not sys.stdout.isatty():
-            _copy(iter_content(response), sys.stdout.buffer)
-        elif self.output == "-" or self._is_for_people:
-            self._print(response)
+        elif not self._as_json:
+            self._print(response) if sys.stdout.isatty() else _copy(iter_content(response), sys.stdout.buffer)
         else:
             whole = read_whole(response)
             try:
@@ -245,7 +243,7 @@ def _read_umask() -> int:
 
 
 def print_payment(response: CallResponse) -> None:
-    """Prints the status and the payment of a response on stderr, which a pipe does not get."""
+    """Prints the status and the payment of a response on stderr: in a sentence on a terminal, else a line for each part."""
     payment = response.payment
     words = [f"HTTP {response.status_code}"]
     words += ["nothing was paid"] if payment.state == "none" else [f"payment {payment.state}"]
@@ -256,7 +254,10 @@ def print_payment(response: CallResponse) -> None:
     if payment.transaction and payment.state == "charged":
         words.append(f"paid by {payment.transaction}")
     words += [f"call {payment.call_id}"] if payment.call_id else []
-    print_line(" · ".join(words), style="dim", is_error=True)
+    if sys.stdout.isatty():
+        print_line(" · ".join(words), style="dim", is_error=True)
+    else:
+        print_text("\n".join(plain_line(word) for word in words), is_error=True)
 
 
 def describe_response(response: CallResponse) -> dict[str, Any]:

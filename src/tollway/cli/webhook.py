@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tollway.cli.inputs import Caller, caller_command
-from tollway.cli.output import print_text
+from tollway.cli.output import print_text, quote_word
 from tollway.client import requests
 from tollway.client.safe_text import plain_line
 
@@ -56,8 +56,8 @@ def _describe_losses(webhook: Mapping[str, Any]) -> Iterator[str]:
     """The events that its receiver did not get, and the command that shows them."""
     if webhook["dead"]:
         yield (
-            f"the last attempt failed: `tollway webhook deliveries {webhook['id']} --state dead` lists them, "
-            f"`tollway webhook resend {webhook['id']} EVENT` sends one again"
+            f"the last attempt failed: `tollway webhook deliveries {quote_word(webhook['id'])} --state dead` lists them, "
+            f"`tollway webhook resend {quote_word(webhook['id'])} EVENT` sends one again"
         )
     if (gap := webhook["gap"]) is not None:
         end = gap["to"] or "now"
