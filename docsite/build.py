@@ -31,9 +31,17 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Start", ("README.md", "questions.md", "tutorial.md", "contents.md", "features.md", "glossary.md")),
     (
         "Callers",
-        ("callers.md", "pages.md", "recipes.md", "callers-reference.md", "errors.md", "accounting.md"),
+        (
+            "calling.md",
+            "callers.md",
+            "pages.md",
+            "recipes.md",
+            "callers-reference.md",
+            "errors.md",
+            "accounting.md",
+        ),
     ),
-    ("Providers", ("providers.md", "webhooks.md", "response-headers.md")),
+    ("Providers", ("selling.md", "providers.md", "webhooks.md", "response-headers.md")),
     (
         "Operators",
         (

@@ -73,13 +73,15 @@ def test_the_source_distribution_builds_the_same_wheel(first: list[Path], tmp_pa
     assert again.read_bytes() == wheel.read_bytes()
 
 
-def test_the_wheel_has_every_runbook(first: list[Path]) -> None:
+@pytest.mark.parametrize("name", ["runbooks", "guides"])
+def test_the_wheel_has_every_page_of_the_documentation_that_a_gateway_shows(
+    first: list[Path], name: str
+) -> None:
+    folder = f"tollway/web/pages/{name}/"
     with zipfile.ZipFile(first[0]) as wheel:
-        folder = "tollway/web/pages/runbooks/"
-        packed = {name: wheel.read(name) for name in wheel.namelist() if name.startswith(folder)}
-    assert packed == {
-        f"{folder}{path.name}": path.read_bytes() for path in (ROOT / "docs" / "runbooks").glob("*.md")
-    }
+        packed = {one: wheel.read(one) for one in wheel.namelist() if one.startswith(folder)}
+    pages = (ROOT / "src" / "tollway" / "web" / "pages" / name).glob("*.md")
+    assert packed == {f"{folder}{path.name}": path.read_bytes() for path in pages}
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])

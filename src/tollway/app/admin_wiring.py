@@ -16,10 +16,10 @@ from tollway.web.api.context import WebContext
 from tollway.web.operator.operator_app import SECTIONS, AdminApp, AdminHosts
 from tollway.web.operator.operator_context import AdminContext
 from tollway.web.operator.operator_routes import admin_router
-from tollway.web.operator.runbook import read_runbooks
 from tollway.web.operator.sign_in import AdminSignInPages
 from tollway.web.operator.transactions import AdminTransactions
 from tollway.web.pages.assets import PageAssets, asset_router, read_assets
+from tollway.web.pages.markdown import read_runbooks
 from tollway.web.pages.renderer import PageRenderer
 
 

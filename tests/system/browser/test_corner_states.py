@@ -38,6 +38,8 @@ PUBLIC_FULL: Rows = {
     "provider": (f"/providers/{SELLER.address}", 200, "Sells"),
     "status": ("/status", 200, "eip155:84532"),
     "reference": ("/docs", 200, "Create a listing of an API"),
+    "guide": ("/docs/guides/calling", 200, "Have a wallet in this browser"),
+    "questions": ("/docs/guides/questions", 200, "Do I need ETH?"),
     "reference of an operation": ("/docs/operations/createApi", 200, "Create a listing of an API"),
     "reference of a schema": ("/docs/schemas/ListingDraft", 200, "ListingDraft"),
     "problems": ("/problems", 200, "payment_outcome_unknown"),

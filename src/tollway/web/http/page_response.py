@@ -14,7 +14,7 @@ API_PROOFS, PAGE_PROOFS = b"Authorization, Signature, SIGN-IN-WITH-X", b"Cookie"
 """The request headers that prove a wallet: to the API, and to the pages."""
 
 PAGE_PATHS = (
-    *("/apis/", "/providers/", "/docs/operations/", "/docs/schemas/"),
+    *("/apis/", "/providers/", "/docs/guides/", "/docs/operations/", "/docs/schemas/"),
     *("/status", "/problems", "/my", "/signin", "/signout"),
 )
 """Paths of pages, beside `/`. Their problems are HTML for every client that accepts HTML."""

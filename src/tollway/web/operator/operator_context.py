@@ -14,9 +14,9 @@ from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.registry.moderation import Moderation
 from tollway.web.api.context import WebContext
 from tollway.web.operator.chains import NetworkNodes
-from tollway.web.operator.runbook import Runbook
 from tollway.web.operator.sign_in import AdminSignInPages
 from tollway.web.operator.transactions import AdminTransactions
+from tollway.web.pages.markdown import MarkdownPage
 
 
 class FleetReader(Protocol):
@@ -59,7 +59,7 @@ class AdminContext:
     books: BookReader
     record_audit: Callable[[AuditReport], Awaitable[object]]
     """Writes the result for the metrics of all gateways, as the command does."""
-    runbooks: Mapping[str, Runbook]
+    runbooks: Mapping[str, MarkdownPage]
     gateway_name: str
     """Typed by an operator who releases balances."""
 

@@ -38,6 +38,7 @@ from tollway.web.http.problems import PROBLEM_KINDS, PROBLEM_PAGES, problem_name
 from tollway.web.http.query import QueryModel, errors_by_parameter, read_form_query, read_query
 from tollway.web.pages.call_form import WORDS, make_call_form
 from tollway.web.pages.kept_call import TARGET_LENGTH_MAX, FilledCall, KeptCall, fill_call, keep_call
+from tollway.web.pages.markdown import GUIDE_PATH, read_guides
 from tollway.web.pages.public_views import (
     CHIPS_MAX,
     FILTERED_MIN,
@@ -79,6 +80,7 @@ def page_router(context: WebContext, renderer: PageRenderer) -> Router:
             Route("/providers/{address}", routes.show_provider, methods=["GET"]),
             Route("/status", routes.show_status, methods=["GET"]),
             Route("/docs", routes.show_reference, methods=["GET"]),
+            Route(GUIDE_PATH + "{name}", routes.show_guide, methods=["GET"]),
             Route("/docs/operations/{name}", routes.show_operation, methods=["GET"]),
             Route("/docs/schemas/{name}", routes.show_schema, methods=["GET"]),
             Route("/problems", routes.list_problems, methods=["GET"]),
@@ -99,6 +101,7 @@ class PageRoutes:
         self._links = format_links()
         self._documents = DocumentRoutes(context)
         self._reference: Reference | None = None
+        self._guides = read_guides(renderer.operator.docs_url)
 
     # ---- Search.
 
@@ -241,8 +244,19 @@ class PageRoutes:
     async def show_reference(self, request: Request) -> Response:
         reference = await self._read_reference()
         return self._renderer.respond(
-            request, "reference.j2", groups=reference.groups, headers={"Link": self._links}
+            request,
+            "reference.j2",
+            groups=reference.groups,
+            guides=tuple(self._guides.values()),
+            guide_path=GUIDE_PATH,
+            headers={"Link": self._links},
         )
+
+    async def show_guide(self, request: Request) -> Response:
+        guide = self._guides.get(request.path_params["name"])
+        if guide is None:
+            raise Refusal(_NO_GUIDE)
+        return self._renderer.respond(request, "guide.j2", guide=guide)
 
     async def show_operation(self, request: Request) -> Response:
         operation = (await self._read_reference()).operations.get(request.path_params["name"])
@@ -321,6 +335,7 @@ _NO_REFERENCE = Problem(
     code=Code.ROUTE_NOT_FOUND,
     detail="The contract has no operation and no schema with this name. See /docs for all operations.",
 )
+_NO_GUIDE = Problem(code=Code.ROUTE_NOT_FOUND, detail="No guide has this name. See /docs for all guides.")
 _NO_OPERATION = Problem(
     code=Code.ROUTE_NOT_FOUND,
     detail="The API has no operation with this name. Its page without a query lists all of them.",

@@ -156,7 +156,7 @@ class PageRenderer:
         self._sections = tuple(sections)
         self._test_money = test_money
         self._now_ms = now_ms
-        self._operator = operator
+        self.operator = operator
         self._public_url = public_url
         self._policy = content_security_policy(public_url)
         self._environments = {
@@ -199,7 +199,7 @@ class PageRenderer:
             account=account,
             canonical=canonical,
             picture=self._public_url + self.assets.path_of("preview.png"),
-            operator=self._operator,
+            operator=self.operator,
             logo_path=self.assets.logo_path,
         )
         return str(self._environments[language].get_template(template).render(frame=frame, **records))
