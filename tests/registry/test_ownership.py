@@ -69,7 +69,7 @@ def test_the_content_is_of_one_wallet_one_origin_and_one_gateway() -> None:
 )
 def test_a_whole_line_is_a_proof_also_beside_other_lines(texts: list[str], is_met: bool) -> None:
     about = challenge()
-    assert about.is_met_by(text.replace("{}", about.content) for text in texts) is is_met
+    assert about.is_met_by([text.replace("{}", about.content) for text in texts]) is is_met
 
 
 def test_a_challenge_has_the_places_of_its_proofs() -> None:

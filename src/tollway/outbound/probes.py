@@ -5,7 +5,7 @@ It follows no link in what it reads. `registry/ownership.py` decides what a proo
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -108,8 +108,9 @@ async def post_webhook(
     )
 
 
-EvidenceState = Literal["proved", "not_found", "unreachable"]
-"""The result of one method. `unreachable`: its server, or a chain that verifies its signature, did not respond."""
+EvidenceState = Literal["proved", "not_found", "other_line", "unreachable"]
+"""The result of one method. `other_line`: not found, but the line of another listing is there. `unreachable`: its server, or a chain that verifies its
+signature, did not respond."""
 
 _FOUND = 200
 
@@ -177,8 +178,7 @@ class OwnershipChecker:
         body = await self._fetch(challenge.file_url, bytes_max=self._limits.ownership_file_bytes_max)
         if not isinstance(body, bytes):
             return body
-        lines = body.decode("utf-8-sig", "replace").splitlines()
-        return "proved" if challenge.is_met_by(lines) else "not_found"
+        return _find_line(challenge, body.decode("utf-8-sig", "replace").splitlines())
 
     async def _check_name(self, challenge: Challenge) -> EvidenceState:
         if challenge.dns_name is None:
@@ -186,7 +186,7 @@ class OwnershipChecker:
         texts = await self._txt_records.find_texts(challenge.dns_name)
         if texts is None:
             return "unreachable"
-        return "proved" if challenge.is_met_by(texts) else "not_found"
+        return _find_line(challenge, texts)
 
     async def _check_document(self, challenge: Challenge) -> EvidenceState:
         body = await self._fetch(challenge.document_url, bytes_max=PROBE_BYTES_MAX)
@@ -225,3 +225,9 @@ class OwnershipChecker:
         except (EndpointNotAllowed, UpstreamUnreachable, UpstreamTimeout, Refusal):
             return "unreachable"
         return document.body if document.status == _FOUND else "not_found"
+
+
+def _find_line(challenge: Challenge, lines: Sequence[str]) -> EvidenceState:
+    if challenge.is_met_by(lines):
+        return "proved"
+    return "other_line" if challenge.is_another_met_by(lines) else "not_found"

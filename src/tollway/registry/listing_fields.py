@@ -179,9 +179,9 @@ BY_DIFFERENCE = in_order(
 )
 BY_PAGE = in_order(
     (
-        *("endpoint", "openapiUrl", "name", "pricePerRequest", "currency", "operations"),
-        *("description", "tags", "website", "contact", "terms"),
-        *("otherPaths", "chargeOn", "payTo", "networks"),
+        *("endpoint", "openapiUrl", "pricePerRequest", "currency"),
+        *("name", "description", "tags", "website", "contact", "terms"),
+        *("operations", "otherPaths", "chargeOn", "payTo", "networks"),
         *("methods", "timeoutSeconds", "forwardHeaders", "upstreamAuth", "forwardSignature"),
         *("signature", "rateLimit", "status"),
         *("openapi",),

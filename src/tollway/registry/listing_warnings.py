@@ -120,7 +120,7 @@ def _warn_about_document(listing: Listing) -> tuple[ListingWarning, ...]:
 
 def _warn_about_servers(listing: Listing, document: Mapping[str, Any]) -> ListingWarning | None:
     """The first server counts where none of them has the base path of the endpoint."""
-    paths = [path for server in list_in(document, "servers") if (path := _read_base_path(server)) is not None]
+    paths = list_base_paths(document)
     endpoint = urlsplit(listing.endpoint)
     own = endpoint.path.rstrip("/")
     if not paths or own in paths:
@@ -132,6 +132,11 @@ def _warn_about_servers(listing: Listing, document: Mapping[str, Any]) -> Listin
         f"to {_name(proposed)}."
     )
     return ListingWarning(code="servers_differ", detail=detail, pointer="/endpoint")
+
+
+def list_base_paths(document: Mapping[str, Any]) -> list[str]:
+    """The paths of the servers of a document, without their final slashes; those that cannot be read are left out."""
+    return [path for server in list_in(document, "servers") if (path := _read_base_path(server)) is not None]
 
 
 def _read_base_path(server: object) -> str | None:

@@ -6,7 +6,7 @@ origin and one gateway, so a copy of it proves nothing for another wallet.
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
@@ -59,9 +59,13 @@ class Challenge:
     def dns_name(self) -> str | None:
         return None if self.host is None else f"{DNS_LABEL}.{self.host}"
 
-    def is_met_by(self, texts: Iterable[str]) -> bool:
+    def is_met_by(self, texts: Sequence[str]) -> bool:
         """Whether one of the lines of a file or of the TXT records is `content`. Others may be beside it."""
         return any(text.strip() == self.content for text in texts)
+
+    def is_another_met_by(self, texts: Sequence[str]) -> bool:
+        """Whether one of the lines, which are not `content`, is the line of another listing: of another wallet, origin or gateway."""
+        return any(text.strip().startswith(_TAG) for text in texts)
 
 
 def make_content(gateway: str, *, provider: Address, origin: str) -> str:

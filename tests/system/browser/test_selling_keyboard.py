@@ -72,8 +72,9 @@ async def test_the_keyboard_alone_publishes_proves_edits_pauses_and_decides(
 
         # Three errors: the focus is on the first one, and each is repaired where it is.
         await keys.write("endpoint", "ftp://x")
-        await keys.write("name", "Weather of the open sea")
         await keys.write("pricePerRequest", "cheap")
+        await keys.push("details:has([name=name]) > summary")
+        await keys.write("name", "Weather of the open sea")
         await keys.push("details:has([name=operations]) > summary")
         await keys.write("operations", "FETCH reports")
         await keys.push("details:has([name=timeoutSeconds]) > summary")
@@ -108,11 +109,12 @@ async def test_the_keyboard_alone_publishes_proves_edits_pauses_and_decides(
                 await answered(b"{}")(arrived, writer)
 
         upstream.answer = serve
-        await keys.push('form[action$="/ownership"] button')
+        await keys.push('form[action*="/ownership"] button')
         await expect(page.locator(".evidence")).to_contain_text("proved")
         await watched.check()
 
-        # A test call costs nothing.
+        # A test call costs nothing. The focus after the check is behind it.
+        await watched.goto(f"/my/apis/{api_id}")
         await keys.write("path", "/cities/oslo")
         await keys.push('form[action*="/trial"] .actions button')
         await expect(page.locator("section[aria-labelledby=trial]")).to_contain_text("HTTP 200")

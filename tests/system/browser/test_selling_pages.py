@@ -105,8 +105,18 @@ async def test_a_provider_publishes_repairs_edits_pauses_and_retires(
         )
         await page.get_by_role("button", name="Check").click()
         assert "203.0.113.7" in await page.locator("main").inner_text()
-        assert await page.locator(".editor details[open]").count() == 0
-        await page.get_by_label("GET /cities/{city}").fill("0.04")
+        await expect(page.locator(".editor details[open]")).to_have_count(1)
+        await expect(page.locator('[name="name"]')).to_be_visible()
+        price = page.get_by_label("GET /cities/{city}")
+        await price.fill("cheap")
+        await page.get_by_role("button", name="Check").click()
+        await expect(price).to_be_focused()
+        await expect(price).to_have_attribute("aria-invalid", "true")
+        await expect(price).to_have_accessible_description("a price is a decimal string such as 0.01")
+        await look(watched, f"price-{theme}")
+        await price.fill("0.05")
+        await page.get_by_role("button", name="Check").click()
+        await price.fill("0.04")
         await look(watched, f"checked-{theme}")
         await expect(page.get_by_role("button", name="Publish")).to_be_in_viewport()
         await page.get_by_role("button", name="Publish").click()
@@ -126,6 +136,9 @@ async def test_a_provider_publishes_repairs_edits_pauses_and_retires(
         await page.get_by_role("button", name="Pause").click()
         assert "Paused." in await page.locator("[role=status]").inner_text()
         await page.get_by_role("button", name="Check now").click()
+        assert page.url.endswith("/ownership#ownership")
+        await expect(page.locator(".evidence")).to_be_in_viewport()
+        await expect(page.get_by_role("button", name="Copy the line")).to_be_visible()
         await look(watched, f"ownership-{theme}")
         await watched.goto("/my/apis")
         await look(watched, f"list-{theme}")
@@ -133,6 +146,55 @@ async def test_a_provider_publishes_repairs_edits_pauses_and_retires(
         await page.get_by_text("Retire it for good").click()
         await page.get_by_role("button", name="Yes, retire").click()
         assert "You sell no API yet" in await page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize(("theme", "width", "has_scripts"), [("light", 320, False), ("dark", 1280, True)])
+async def test_an_address_and_a_price_are_enough(
+    browser: Browser, site: Site, theme: str, width: int, has_scripts: bool
+) -> None:
+    """The check finds the document of the endpoint, and the second step has its name and its operations."""
+    url = f"https://{theme}.example.com/v1/openapi.json"
+    site.harness.services.documents[url] = DOCUMENT.replace('"W"', '"Weather of the land"').encode()
+    async with open_as_provider(browser, site, theme, width, java_script_enabled=has_scripts) as watched:
+        page = watched.page
+        await watched.goto("/my/apis/new")
+        await expect(page.locator('[name="name"]')).to_be_hidden()
+        await fill(watched, endpoint=f"https://{theme}.example.com/v1", pricePerRequest="0.01")
+        await page.get_by_role("button", name="Check").click()
+        await expect(page.get_by_role("status").first).to_contain_text(url)
+        await expect(page.locator('[name="name"]')).to_have_value("Weather of the land")
+        await expect(page.get_by_label("POST /reports")).to_be_visible()
+        if has_scripts:
+            await look(watched, f"found-{theme}")
+        await fill(watched, endpoint="https://none.example.com", openapiUrl="", name="")
+        await page.get_by_role("button", name="Check").click()
+        await expect(page.get_by_role("status").first).to_contain_text("No OpenAPI document was found.")
+        await expect(page.locator('[name="name"]')).to_have_value("none.example.com")
+        if has_scripts:
+            await look(watched, f"not-found-{theme}")
+        assert watched.complaints == []
+
+
+async def test_a_proof_and_a_secret_are_copied(browser: Browser, site: Site) -> None:
+    permissions = ["clipboard-read", "clipboard-write"]
+    async with open_as_provider(browser, site, "light", 1280, permissions=permissions) as watched:
+        page = watched.page
+        await watched.goto("/my/apis/new")
+        await fill(watched, endpoint="https://copied.example.com", pricePerRequest="0")
+        await page.get_by_role("button", name="Publish").click()
+        await page.get_by_role("button", name="Copy the line").click()
+        line = await watched.evaluate("navigator.clipboard.readText()")
+        await expect(page.locator("section[aria-labelledby=ownership]")).to_contain_text(line)
+        assert line.startswith("tollway-verification=")
+        await watched.goto("/my/webhooks")
+        await page.locator("#url").fill("https://copied.example.com/hook")
+        await page.get_by_role("button", name="Add").click()
+        await page.get_by_role("button", name="Copy: Secret").click()
+        secret = await watched.evaluate("navigator.clipboard.readText()")
+        assert secret == await page.locator("section[aria-labelledby=registered] pre").inner_text()
+        await page.get_by_role("link", name="Its state and deliveries").click()
+        await page.get_by_text("Remove this receiver").click()
+        await page.get_by_role("button", name="Yes, remove it").click()
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 320), ("dark", 1280)])
@@ -179,7 +241,7 @@ async def test_a_test_call_and_webhooks_work_with_and_without_javascript(
         assert "https" in await page.locator(".field-error").inner_text()
         await page.locator("#url").fill(f"https://{width}.example.com/hook")
         await page.get_by_role("button", name="Add").click()
-        assert "whsec_" in await page.locator("#registered + p + p + pre").inner_text()
+        assert "whsec_" in await page.locator("section[aria-labelledby=registered] pre").inner_text()
         if has_scripts:
             await look(watched, f"webhooks-{theme}")
         await page.get_by_role("link", name="Its state and deliveries").click()

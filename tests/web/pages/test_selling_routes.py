@@ -1,8 +1,10 @@
 """The pages of a provider: the editor with its dry run, ownership, pause, retirement, held calls and sales."""
 
 import csv
+import json
 import re
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from html import unescape
 from io import StringIO
@@ -32,11 +34,13 @@ from tollway.gateway.trial import TrialResult
 from tollway.ids import CallId, ListingId
 from tollway.ledger.records import CallState
 from tollway.ledger.sales import SUM_STATES
+from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.registry.listing import Listing
 from tollway.registry.ownership import make_content
 from tollway.registry.quality import Quality, Reputation
 from tollway.storage.catalog.catalog_tables import listing_table
+from tollway.web.http.admission import PROBES_PER_LISTING
 from tollway.web.http.query import format_time
 from tollway.web.pages.listing_form import TABLE_CALL, TABLE_PRICE
 from tollway.web.pages.page_session import make_form_token
@@ -268,6 +272,109 @@ async def test_a_check_writes_nothing_and_shows_addresses_and_operations(harness
     assert field_of(answer, "key") == hidden["key"]
 
 
+FOUND = json.dumps(
+    {**json.loads(DOCUMENT), "info": {"title": "Sea\u202e weather", "description": "Waves.\n\nWind."}}
+)
+
+
+async def check_address(harness: SignedInHarness, **changes: str) -> httpx.Response:
+    """Sends the first step: an address and a price."""
+    first = {**GOOD, **dict.fromkeys(("name", "description", "openapi", "operations"), "")}
+    return await harness.post(
+        "/my/apis/new", {**first, **await open_form(harness), **changes, "act": "check"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "place", "document"),
+    [
+        ("https://api.example.com", "https://api.example.com/openapi.json", FOUND),
+        ("https://api.example.com/v1/", "https://api.example.com/v1/openapi.json", FOUND),
+        (
+            "https://api.example.com/v1",
+            "https://api.example.com/openapi.json",
+            FOUND.replace('"info"', '"servers": [{"url": "https://api.example.com/v1"}], "info"'),
+        ),
+    ],
+)
+async def test_a_check_of_an_address_finds_its_document(
+    harness: SignedInHarness, endpoint: str, place: str, document: str
+) -> None:
+    """The name, the description and the operations come from the document, and stand in the second step."""
+    harness.services.documents[place] = document.encode()
+    answer = await check_address(harness, endpoint=endpoint)
+    assert answer.status_code == 200
+    words = PageReader(answer.text).words
+    assert f"Your document was found: {place}" in words
+    assert field_of(answer, "openapiUrl") == place
+    assert field_of(answer, "name") == "Sea weather"
+    assert "Waves.\n\nWind.</textarea>" in answer.text
+    assert list_prices(answer) == [("GET /cities/{city}", "")]
+    assert await count_listings(harness) == 0
+    second = {name: field_of(answer, name) for name in ("key", "name", "openapiUrl")}
+    written = await harness.post(
+        "/my/apis/new", {**GOOD, "openapi": "", "endpoint": endpoint, **second, "act": "write"}
+    )
+    listing = await stored(harness, written.headers["location"].removeprefix("/my/apis/").partition("?")[0])
+    assert (listing.name, listing.openapi_url) == ("Sea weather", place)
+
+
+@pytest.mark.parametrize(
+    ("documents", "reason"),
+    [
+        ({}, "could not be fetched"),
+        ({"https://api.example.com/v1/openapi.json": '{"swagger": "2.0"}'}, "Swagger 2.0"),
+        ({"https://api.example.com/v1/openapi.json": "<html>"}, "JSON"),
+        ({"https://api.example.com/openapi.json": FOUND}, "no server with the path /v1"),
+    ],
+)
+async def test_a_check_without_a_document_says_so_and_goes_on(
+    harness: SignedInHarness, documents: Mapping[str, str], reason: str
+) -> None:
+    harness.services.documents |= {url: text.encode() for url, text in documents.items()}
+    answer = await check_address(harness)
+    assert answer.status_code == 200
+    words = PageReader(answer.text).words
+    assert "No OpenAPI document was found." in words
+    for url in ("https://api.example.com/v1/openapi.json", "https://api.example.com/openapi.json"):
+        assert url in words
+    assert reason in words
+    assert "Checked: it can be published as it is." in words
+    assert (field_of(answer, "name"), field_of(answer, "openapiUrl")) == ("api.example.com", "")
+
+
+async def test_no_document_is_looked_for_where_one_is_given_or_the_endpoint_is_refused(
+    harness: SignedInHarness,
+) -> None:
+    harness.services.documents["https://api.example.com/v1/openapi.json"] = FOUND.encode()
+    given = await check_address(harness, openapi=DOCUMENT)
+    assert (field_of(given, "name"), field_of(given, "openapiUrl")) == ("W", "")
+    refused = await check_address(harness, endpoint="https://10.0.0.1/")
+    assert refused.status_code == 422
+    assert "openapi.json:" not in PageReader(refused.text).words
+
+
+async def test_a_form_without_a_name_is_published_with_that_of_its_document_or_host(
+    harness: SignedInHarness,
+) -> None:
+    url = "https://docs.example.com/weather.json"
+    harness.services.documents[url] = FOUND.encode()
+    for changes, name in (
+        ({"openapi": "", "openapiUrl": url}, "Sea weather"),
+        ({"openapi": DOCUMENT}, "W"),
+        ({"openapi": "", "endpoint": "https://plain.example.com/v1"}, "plain.example.com"),
+    ):
+        assert (await publish(harness, **{**changes, "name": ""})).name == name
+
+
+async def test_a_search_for_a_document_counts_against_the_probes_of_its_client() -> None:
+    """Each URL that it tries is a probe, and the dry run another one."""
+    async with open_signed_in(replace(DEFAULT_LIMITS, registrations_per_hour=1)) as harness:
+        await harness.sign_in(SELLER)
+        codes = [(await check_address(harness)).status_code for _ in range(4)]
+    assert codes == [200] * (PROBES_PER_LISTING // 3) + [429]
+
+
 async def post_table(
     harness: SignedInHarness,
     path: str,
@@ -289,7 +396,7 @@ async def test_the_table_has_the_operations_of_the_document_and_sets_their_price
     checked = await harness.post("/my/apis/new", {**first, "act": "check"})
     assert list_prices(checked) == [("GET /cities/{city}", "")]
     wrong = await post_table(harness, "/my/apis/new", {"GET /cities/{city}": "cheap"}, **first, act="check")
-    assert error_of(wrong, "operations").startswith("GET /cities/{city}: price")
+    assert error_of(wrong, "price-1").startswith("a price is")
     assert list_prices(wrong) == [("GET /cities/{city}", "cheap")]
     prices = {"GET /cities/{city}": " 0.04 "}
     written = await post_table(
@@ -314,6 +421,22 @@ async def test_the_table_has_the_operations_of_the_document_and_sets_their_price
     assert cleared.status_code == 303
     listing = await stored(harness, listing.id)
     assert [one.path for one in listing.operations] == ["/reports"]
+
+
+async def test_an_error_of_a_price_marks_its_row_and_its_field(harness: SignedInHarness) -> None:
+    first = {**GOOD, "openapi": "", "operations": "GET /d/ free", **await open_form(harness)}
+    rows = {"GET /a": "0.1", "GET /b": "cheap", "GET /c": "-1"}
+    answer = await post_table(harness, "/my/apis/new", rows, **first, act="check")
+    assert answer.status_code == 422
+    for number in (2, 3):
+        assert error_of(answer, f"price-{number}").startswith("a price is")
+        (field,) = re.findall(f'<input id="price-{number}"[^>]*>', answer.text)
+        assert f'aria-invalid="true" aria-describedby="error-price-{number}"' in field
+        assert ("autofocus" in field) is (number == 2)
+        assert f'<a href="#price-{number}">GET /{"abc"[number - 1]}</a>' in answer.text
+    assert 'id="error-price-1"' not in answer.text
+    assert answer.text.count('<tr class="wrong-row">') == 2
+    assert error_of(answer, "operations").startswith("GET /d/: ")
 
 
 @pytest.mark.parametrize(
@@ -362,7 +485,7 @@ async def test_three_errors_are_marked_at_their_fields_and_repaired(harness: Sig
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"name": ""}, "name", "must not be empty"),
+        ({"name": "a" * 121}, "name", "120"),
         ({"tags": "a, \u202eb"}, "tags", "“"),
         ({"methods": "GET fetch"}, "methods", "“fetch” must be"),
         ({"timeoutSeconds": "soon"}, "timeoutSeconds", "integer"),
@@ -540,7 +663,7 @@ async def test_a_typed_secret_comes_back_on_no_page_and_is_asked_for_again(harne
     ("changes", "focused"),
     [
         ({"pricePerRequest": "cheap", "endpoint": "ftp://x"}, "endpoint"),
-        ({"operations": "FETCH reports", "name": ""}, "name"),
+        ({"operations": "FETCH reports", "name": "a" * 121}, "name"),
         ({"networks": "eip155:1"}, "networks"),
     ],
 )
@@ -609,10 +732,24 @@ async def test_a_provider_proves_the_ownership_of_its_endpoint(harness: SignedIn
     assert "DNS record: not found" in words
     assert len(line) == len(content)
     harness.services.texts["_tollway.api.example.com"] = (line,)
+    assert f'action="{path}/ownership#ownership"' in answer.text, "the result is in view"
+    assert f'data-copy="Copy the line">{line}<' in answer.text
     answer = await harness.post(f"{path}/ownership", {}, route=f"{ONE}/ownership")
     assert "DNS record: ✓ proved" in PageReader(answer.text).words
     assert "✓ endpoint proved by a DNS record" in (await harness.read(path)).words
     assert "✓ endpoint proved" in (await harness.read("/my/apis")).words
+
+
+async def test_the_line_of_another_listing_is_named(harness: SignedInHarness) -> None:
+    """It is not "not found": the provider's own line goes beside it."""
+    listing = await publish(harness)
+    theirs = make_content(PUBLIC_URL, provider=OTHER.address, origin="https://api.example.com")
+    harness.services.texts["_tollway.api.example.com"] = ("v=spf1 -all", theirs)
+    answer = await harness.post(f"/my/apis/{listing.id}/ownership", {}, route=f"{ONE}/ownership")
+    words = PageReader(answer.text).words
+    assert "DNS record: has the line of another listing" in words
+    assert theirs not in words
+    assert "✓ proved" not in words
 
 
 @pytest.mark.parametrize("wallet", [OTHER, READER])

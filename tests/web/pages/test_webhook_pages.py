@@ -41,6 +41,7 @@ async def test_a_receiver_is_added_and_its_secret_is_shown_once(harness: SignedI
     answer = await add(harness)
     assert answer.status_code == 200
     (secret,) = set(re.findall(r"whsec_[A-Za-z0-9+/=]+", answer.text))
+    assert f'data-copy="Copy: Secret"><code>{secret}</code>' in answer.text
     (one,) = await list_own(harness)
     assert (one.url, one.types, one.has_secret) == (URL, (EventType.CALL_CHARGED, EventType.CALL_HELD), True)
     for path in ("/my/webhooks", f"/my/webhooks/{one.id}"):

@@ -34,6 +34,7 @@ from tollway.registry.listing_warnings import (
     ENDPOINT_UNPROTECTED,
     PAYTO_SHARED,
     ListingWarning,
+    list_base_paths,
     list_warnings,
 )
 from tollway.registry.moderation import (
@@ -41,7 +42,7 @@ from tollway.registry.moderation import (
     describe_suspension,
     explain_block,
 )
-from tollway.registry.ownership import OWNED_BY_ANOTHER, UNVERIFIED_WARNING
+from tollway.registry.ownership import DOCUMENT_PATH, OWNED_BY_ANOTHER, UNVERIFIED_WARNING
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.web.api.context import WebContext
 from tollway.web.api.idempotent_create import lost_key_refusal
@@ -125,6 +126,15 @@ class WrittenListing:
     new_secret: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentSearch:
+    """A search for the OpenAPI document of an endpoint. `tried`: each URL with the reason why its document is not taken; `url`, `document`: of the one that is."""
+
+    tried: Mapping[str, str]
+    url: str | None = None
+    document: Mapping[str, Any] | None = None
+
+
 ParsePatch = Callable[..., Draft | tuple[FieldError, ...]]
 """`parse_patch`, or another function of its parameters."""
 
@@ -162,6 +172,32 @@ class ListingEdits:
             draft, listing_id=DRY_RUN_ID, provider=writer.provider, now_ms=self._context.now_ms()
         )
         return await self._describe_preview(listing, UNKNOWN_REPUTATION)
+
+    async def find_document(self, endpoint: str, writer: ListingWriter) -> DocumentSearch:
+        """Looks for `/openapi.json` below the path of an endpoint, then at its origin. A document at the origin is that of the endpoint where one of its servers
+        has the same path. Raises Refusal when the probes of the client address are used up."""
+        parsed = parse_endpoint(endpoint, allow_private=self._context.draft_rules.allow_private_endpoints)
+        tried: dict[str, str] = {}
+        if isinstance(parsed, EndpointRefused):
+            return DocumentSearch(tried=tried)
+        for base_path in dict.fromkeys((parsed.base_path, "")):
+            url = f"{parsed.origin}{base_path}{DOCUMENT_PATH}"
+            try:
+                document = await self.read_document(url, writer)
+            except Refusal as refused:
+                if refused.problem.code is not Code.VALIDATION_FAILED:
+                    raise
+                tried[url] = refused.problem.detail
+                continue
+            if base_path == parsed.base_path or parsed.base_path in list_base_paths(document):
+                return DocumentSearch(tried=tried, url=url, document=document)
+            tried[url] = f"The document has no server with the path `{parsed.base_path}`."
+        return DocumentSearch(tried=tried)
+
+    async def read_document(self, url: str, writer: ListingWriter) -> Mapping[str, Any]:
+        """The document at that URL as a listing stores it. Raises Refusal (`validation_failed`, `rate_limited`)."""
+        await self._limits.charge_probe(writer.client_address)
+        return await self._context.documents.read(url)
 
     async def publish(
         self, body: Mapping[str, Any], writer: ListingWriter, *, begun: CreationBegun | None
@@ -341,8 +377,7 @@ class ListingEdits:
         if not parsed.is_document_wanted:
             return parsed
         assert parsed.openapi_url is not None
-        await self._limits.charge_probe(writer.client_address)
-        return await self._with_document(parsed, parsed.openapi_url)
+        return await self._with_document(parsed, parsed.openapi_url, writer)
 
     def _parse_endpoint(self, draft: Draft) -> Endpoint:
         allow_private = self._context.draft_rules.allow_private_endpoints
@@ -356,8 +391,8 @@ class ListingEdits:
         if find_owner is not None and await find_owner(endpoint.origin) not in (None, provider):
             raise Refusal(OWNED_BY_ANOTHER)
 
-    async def _with_document(self, draft: Draft, url: str) -> Draft:
-        document = await self._context.documents.read(url)
+    async def _with_document(self, draft: Draft, url: str, writer: ListingWriter) -> Draft:
+        document = await self.read_document(url, writer)
         found = replace(draft, openapi=document)
         conflict = find_nothing_served(
             other_paths=draft.other_paths,

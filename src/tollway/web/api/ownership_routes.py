@@ -59,7 +59,11 @@ class OwnershipRoutes:
         _refuse_members(await request.body())
         checked = await self._checks.check(listing_id, provider, client_address=client_address_of(request))
         content = ownership_json(checked.challenge, checked.known)
-        return json_response({**content, "checks": checked.evidence.of}, headers=_NO_STORE)
+        checks = {
+            method: "not_found" if state == "other_line" else state
+            for method, state in checked.evidence.of.items()
+        }
+        return json_response({**content, "checks": checks}, headers=_NO_STORE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

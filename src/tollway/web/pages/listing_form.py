@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tollway.discovery.safe_text import clean_line
+from tollway.discovery.safe_text import clean_line, clean_prose
 from tollway.errors import FieldError, Refusal
 from tollway.ids import format_network
-from tollway.registry.draft import ListingBody
+from tollway.registry.draft import DESCRIPTION_LENGTH_MAX, NAME_LENGTH_MAX, ListingBody
 from tollway.registry.listing import Listing, Operation
 from tollway.registry.listing_fields import BY_PAGE, FIELDS, Kind
 from tollway.web.http.json import parse_json_object
@@ -54,8 +54,9 @@ TABLE_CALL, TABLE_PRICE = "operationCall", "operationPrice"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceRow:
-    """An operation in the table of the form. `call`: method and path. `price`: of its own, empty where it has that of the listing."""
+    """An operation in the table of the form. `call`: method and path. `price`: of its own, empty where it has that of the listing. `id`: of its field."""
 
+    id: str
     call: str
     summary: str
     price: str
@@ -73,7 +74,10 @@ def list_price_rows(
             prices[call] = price
         elif line.strip():
             rest.append(line)
-    rows = (PriceRow(call=one, summary=text, price=prices.get(one, "")) for one, text in summaries.items())
+    rows = (
+        PriceRow(id=f"price-{number}", call=call, summary=summary, price=prices.get(call, ""))
+        for number, (call, summary) in enumerate(summaries.items(), 1)
+    )
     return tuple(rows), "\n".join(rest)
 
 
@@ -134,11 +138,25 @@ def write_members(
     return members, errors
 
 
-def group_errors(errors: Iterable[FieldError], values: FormValues) -> dict[str, str]:
-    """The sentences of refused members, by the name of their field; under an empty name what belongs to none."""
+def describe_document(values: FormValues, document: Mapping[str, Any] | None, *, host: str) -> FormValues:
+    """The values with the name and the description of a document where they are empty. `host`: the name where there is no other."""
+    info = {} if document is None else document.get("info")
+    about = info if isinstance(info, Mapping) else {}
+    return {
+        **values,
+        "name": values["name"] or clean_line(about.get("title"), NAME_LENGTH_MAX) or host[:NAME_LENGTH_MAX],
+        "description": values["description"] or clean_prose(about.get("description"), DESCRIPTION_LENGTH_MAX),
+    }
+
+
+def group_errors(
+    errors: Iterable[FieldError], values: FormValues, *, calls: Sequence[str] = ()
+) -> dict[str, str]:
+    """The sentences of refused members, by the name of their field; by its call for a row of the table of operations (`calls`); under an empty name what
+    belongs to none."""
     grouped: dict[str, list[str]] = {}
     for error in errors:
-        name, place = _find_field(error.pointer or "", values)
+        name, place = _find_field(error.pointer or "", values, calls)
         grouped.setdefault(name, []).append(f"{place}{error.detail}")
     return {name: "; ".join(dict.fromkeys(sentences)) for name, sentences in grouped.items()}
 
@@ -254,14 +272,17 @@ def _read_document(
 # ---- The places of errors.
 
 
-def _find_field(pointer: str, values: FormValues) -> tuple[str, str]:
+def _find_field(pointer: str, values: FormValues, calls: Sequence[str]) -> tuple[str, str]:
     """The field of a pointer (RFC 6901), and what the sentence says before it."""
     head, *rest = pointer.removeprefix("/").split("/")
     if head == "operations" and rest and rest[0].isdecimal():
         part = {"method": "method ", "path": "path ", "pricePerRequest": "price "}.get(
             rest[-1] if len(rest) > 1 else "", ""
         )
-        return head, f"{_find_call(values['operations'], int(rest[0]))}: {part}"
+        call = _find_call(values["operations"], int(rest[0]))
+        if call in calls:
+            return call, part.removeprefix("price ")
+        return head, f"{clean_line(call, _SHOWN_LENGTH_MAX)}: {part}"
     kind = _KINDS.get(head)
     if kind in _OF_ELEMENTS and rest and rest[0].isdecimal():
         words = values[head].split(",") if kind is Kind.PHRASES else _split(values[head])
@@ -283,4 +304,4 @@ def _find_call(text: str, index: int) -> str:
     """The method and path of the operation of that index."""
     lines = [line for line in text.split("\n") if line.strip()]
     words = lines[index].split(maxsplit=2)[: len(_CALL)] if index < len(lines) else [str(index + 1)]
-    return clean_line(" ".join(words), _SHOWN_LENGTH_MAX)
+    return " ".join(words)

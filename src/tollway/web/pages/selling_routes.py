@@ -4,6 +4,7 @@ Each page asks the same service as its sister under `/api/v2` (`ListingEdits`, `
 wallet. A form that is refused comes back with every field as it was sent.
 """
 
+import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from tollway.gateway.trial import TrialResult
 from tollway.ids import CallId, ListingId
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.sales import PeriodSums, SalesQuery, SumState
+from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.outbound.probes import OwnershipEvidence
 from tollway.registry.catalog import CreationResponse, ListingMatch
 from tollway.registry.listing import Listing
@@ -33,6 +35,7 @@ from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import ID_LENGTH_MAX
 from tollway.web.api.listing_edits import (
+    DocumentSearch,
     ListingEdits,
     ListingWriter,
     WrittenListing,
@@ -50,6 +53,7 @@ from tollway.web.pages.listing_form import (
     TABLE_CALL,
     TABLE_PRICE,
     FormValues,
+    describe_document,
     describe_listing,
     group_errors,
     list_differences,
@@ -120,12 +124,16 @@ class ShownForm:
     differences: list[tuple[str, str, str]] | None = None
     status: int = 200
     calls: Sequence[str] = ()
-    """The operations of the table that was sent."""
+    """The operations of the table that was sent. An error of a row has its call as name."""
+    search: DocumentSearch | None = None
+    """Of a check without a document."""
 
     @property
     def first_error(self) -> str:
-        """The first field of the page that has an error: it gets the focus. Empty where no field has one."""
-        return next((name for name in FORM_FIELDS if name in self.errors), "")
+        """The first field of the page, or row of its table, that has an error: it gets the focus. Empty where none has one."""
+        at = FORM_FIELDS.index("name")
+        in_order = (*FORM_FIELDS[:at], *self.calls, *FORM_FIELDS[at:])
+        return next((name for name in in_order if name in self.errors), "")
 
     @property
     def is_secret_lost(self) -> bool:
@@ -172,28 +180,55 @@ class ListingPages:
     async def publish(self, request: Request, reader: Reader, fields: Fields) -> Response:
         """Checks the form, or publishes it under the key that was drawn with it: a form that is sent twice makes one listing."""
         self._edits.check_publisher(reader.address)
-        values, key = read_values(fields), read_field(fields, "key") or _draw_key()
-        calls = fields.get(TABLE_CALL, ())
+        values: FormValues = read_values(fields)
+        key, calls = read_field(fields, "key") or _draw_key(), fields.get(TABLE_CALL, ())
         members, errors = write_members(values, previous=None)
         writer = self._writer(request, reader)
+        search = None
         try:
             if errors or read_field(fields, "act") == "check":
+                if not values["openapiUrl"] and not values["openapi"]:
+                    search = await self._edits.find_document(values["endpoint"], writer)
+                values, members = await self._describe(values, members, writer, search)
                 preview = await self._edits.preview(members, writer)
                 _refuse(errors)
-                form = ShownForm(values=values, key=key, errors={}, checked=preview)
+                form = ShownForm(values=values, key=key, errors={}, checked=preview, search=search)
                 return self._respond_new(request, reader, form)
             creations = self._context.creations
             begun = await creations.take(key, reader.address, body=render_json(members))
             if isinstance(begun, CreationResponse):
                 return redirect_to(f"{LISTINGS}/{begun.listing_id}?done=published")
             async with creations.holding(begun):
+                _, members = await self._describe(values, members, writer)
                 written = await self._edits.publish(members, writer, begun=begun)
         except (Refusal, EndpointNotAllowed) as refused:
             problem = _problem_of(refused, errors)
             new_key = _draw_key() if problem.code is Code.IDEMPOTENCY_KEY_REUSED else key
-            form = replace(_refused_form(values, problem, key=new_key), calls=calls)
-            return self._respond_new(request, reader, form)
+            form = _refused_form(values, problem, calls=calls, key=new_key)
+            return self._respond_new(request, reader, replace(form, search=search))
         return redirect_to(f"{LISTINGS}/{written.listing.id}?done=published")
+
+    async def _describe(
+        self,
+        values: FormValues,
+        members: dict[str, Any],
+        writer: ListingWriter,
+        search: DocumentSearch | None = None,
+    ) -> tuple[FormValues, dict[str, Any]]:
+        """The form and its members with the document that was found, and with the name and the description that a form without a name has of its document."""
+        document = members.get("openapi")
+        if search is not None and search.url is not None:
+            values = {**values, "openapiUrl": search.url}
+            document = search.document
+        elif values["name"]:
+            return values, members
+        elif document is None and values["openapiUrl"]:
+            # A refusal has its place among the errors of the form, when the document is read for the listing.
+            with contextlib.suppress(Refusal):
+                document = await self._edits.read_document(values["openapiUrl"], writer)
+        values = describe_document(values, document, host=_read_host(values["endpoint"]))
+        given = {name: values[name] for name in ("name", "description", "openapiUrl") if values[name]}
+        return values, {**members, **given, **({} if document is None else {"openapi": document})}
 
     def _respond_new(self, request: Request, reader: Reader, form: ShownForm) -> Response:
         return self._respond(
@@ -232,7 +267,7 @@ class ListingPages:
         except (Refusal, EndpointNotAllowed) as refused:
             problem = _problem_of(refused, errors)
             if problem.code is not Code.PRECONDITION_FAILED:
-                form = replace(_refused_form(values, problem, etag=etag), calls=fields.get(TABLE_CALL, ()))
+                form = _refused_form(values, problem, calls=fields.get(TABLE_CALL, ()), etag=etag)
                 return await self._respond_listing(request, reader, listing, form)
             listing = await self._find_own(request, reader)
             form = ShownForm(
@@ -332,11 +367,12 @@ class ListingPages:
         source = stored if form.checked is None else form.checked.listing
         known = () if source is None else list_operations(source)[:PRICE_ROWS_MAX]
         named = [(f"{one.method} {one.path}", one.summary) for one in known if not one.is_any]
-        sent = [(call, "") for call in form.calls[:PRICE_ROWS_MAX]]
+        sent = [(call, "") for call in form.calls]
         rows, rest = list_price_rows(form.values, dict([*sent, *named]).items())
         return {
             "form": form,
             "price_rows": rows,
+            "price_ids": {one.call: one.id for one in rows},
             "other_operations": rest,
             "table_fields": (TABLE_CALL, TABLE_PRICE),
             "currencies": self._list_currencies(),
@@ -384,6 +420,12 @@ def _read_text(result: TrialResult) -> str:
         return ""
 
 
+def _read_host(endpoint: str) -> str:
+    """The host of an endpoint; the text itself where it has none, and is refused."""
+    parsed = parse_endpoint(endpoint, allow_private=True)
+    return parsed.host if isinstance(parsed, Endpoint) else endpoint
+
+
 def _draw_key() -> str:
     return f"page-{secrets.token_hex(KEY_BYTES)}"
 
@@ -404,9 +446,14 @@ def _problem_of(refused: Refusal | EndpointNotAllowed, errors: tuple[FieldError,
     return Problem(code=problem.code, detail=problem.detail, errors=(*errors, *problem.errors))
 
 
-def _refused_form(values: FormValues, problem: Problem, *, key: str = "", etag: str = "") -> ShownForm:
-    errors = group_errors(problem.errors, values) if problem.errors else {"": problem.detail}
-    return ShownForm(values=values, key=key, etag=etag, errors=errors, status=status_of(problem.code))
+def _refused_form(
+    values: FormValues, problem: Problem, *, calls: Sequence[str], key: str = "", etag: str = ""
+) -> ShownForm:
+    calls = calls[:PRICE_ROWS_MAX]
+    errors = group_errors(problem.errors, values, calls=calls) if problem.errors else {"": problem.detail}
+    return ShownForm(
+        values=values, key=key, etag=etag, errors=errors, calls=calls, status=status_of(problem.code)
+    )
 
 
 class OwnListingParameters(QueryModel):
