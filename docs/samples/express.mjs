@@ -1,11 +1,12 @@
 // An Express application that serves only calls of the gateway. Needs `npm install express http-message-signatures structured-headers`.
-// Run it with `node express.mjs 8000`. GATEWAY, ENDPOINT (of the listing) and API_ID (your own listing) are in the environment.
+// Run it with `node express.mjs 8000`. GATEWAY, ENDPOINT (of the listing) and API_ID (your own listing) are in the environment; FORWARD_SECRET too, where the
+// listing is signed with a shared secret (`"forwardSignature": "hmac-sha256"`).
 import { createHash, createPublicKey, timingSafeEqual } from "node:crypto";
 import express from "express";
 import { createVerifier, httpbis } from "http-message-signatures";
 import { parseDictionary } from "structured-headers";
 
-const { GATEWAY, ENDPOINT, API_ID } = process.env;
+const { GATEWAY, ENDPOINT, API_ID, FORWARD_SECRET } = process.env;
 const ORIGIN = new URL(ENDPOINT).origin; // never the Host of the request: a call for another provider would count
 const SLACK_S = 10, VALID_S_MAX = 300, NONCES_MAX = 200_000, KEYS_KEPT_MS = 3_600_000, FETCH_PAUSE_MS = 10_000;
 
@@ -22,6 +23,16 @@ async function findKey(keyid) {
     }
   }
   return keys.get(keyid);
+}
+
+// The key of a signature, by its algorithm: the secret of the listing never verifies as a key of the gateway, nor the other way round.
+async function findVerifier(alg, keyid) {
+  if (alg === "ed25519") {
+    const key = await findKey(keyid);
+    return key && createVerifier(key, alg);
+  }
+  if (alg !== "hmac-sha256" || keyid !== API_ID || !FORWARD_SECRET) return undefined;
+  return createVerifier(Buffer.from(FORWARD_SECRET, "base64url"), alg);
 }
 
 // Used nonces, for one process. Several processes need a shared memory.
@@ -47,10 +58,11 @@ async function verify(request, body) {
   if (items.some(([, own]) => own.size)) return "component_unsupported";
   const { created, expires, nonce } = Object.fromEntries(params);
   if (!(created < expires && expires <= created + VALID_S_MAX) || typeof nonce !== "string") return "validity_too_long";
-  const key = await findKey(params.get("keyid"));
-  if (!key) return "unknown_key";
+  const alg = params.get("alg");
+  const verifier = await findVerifier(alg, params.get("keyid"));
+  if (!verifier) return "unknown_key";
   const isSigned = await httpbis.verifyMessage({
-    keyLookup: async () => ({ algs: ["ed25519"], verify: createVerifier(key, "ed25519") }),
+    keyLookup: async () => ({ algs: [alg], verify: verifier }),
     requiredParams: ["created", "expires", "nonce", "keyid", "alg", "tag"],
     requiredFields: ["@method", "@authority", "@path", "@query", "tollway-call-id", "tollway-api-id"],
     tolerance: SLACK_S,

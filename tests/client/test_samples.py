@@ -24,6 +24,7 @@ from tests.kit.forwarded_requests import BODY, PAYER, SIGNER, sign_forwarded
 from tests.kit.gateway_process import clean_environment, listens, poll
 from tests.kit.ports import find_low_ports
 from tollway.gateway.request_signing import UpstreamSigner
+from tollway.identity.http_signatures import encode_base64url
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "docs" / "samples"
@@ -106,7 +107,8 @@ async def serving_keys() -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def running(sample: Sample, folder: Path) -> AsyncIterator[Stage]:
+async def running(sample: Sample, folder: Path, **more: str) -> AsyncIterator[Stage]:
+    """`more`: of the environment."""
     port, verifier, api = find_low_ports(3)
     async with serving_keys() as gateway, contextlib.AsyncExitStack() as stack:
         environment = clean_environment(
@@ -114,6 +116,7 @@ async def running(sample: Sample, folder: Path) -> AsyncIterator[Stage]:
                 "GATEWAY": gateway,
                 "ENDPOINT": f"http://127.0.0.1:{port}/v1",
                 "API_ID": "api_1",
+                **more,
             }
         )
         for command in list_commands(sample, port=port, verifier=verifier, api=api, folder=folder):
@@ -197,3 +200,29 @@ async def test_a_sample_serves_what_the_gateway_signed_and_nothing_else(
         statuses = {name: (await stage.post(*request)).status_code for name, request in refused.items()}
         assert statuses == dict.fromkeys(refused, 401)
         assert (await stage.post(stage.sign(payer=None))).json()["payer"] is None
+
+
+async def test_the_sample_of_node_verifies_the_secret_of_its_listing_too(tmp_path: Path) -> None:
+    secret = secrets.token_bytes(32)
+    express = Sample(file="express.mjs")
+    async with running(express, tmp_path, FORWARD_SECRET=encode_base64url(secret)) as stage:
+        headers = stage.sign(secret=secret)
+        served = await stage.post(headers)
+        assert served.json() == {"call": "call_1", "payer": str(PAYER), "bytes": len(BODY)}, served.text
+        assert (await stage.post(stage.sign())).status_code == 200, "the key of the gateway"
+        refused = {
+            "a second time": (headers, BODY),
+            "another secret": (stage.sign(secret=secrets.token_bytes(32)), BODY),
+            "the public key as secret": (stage.sign(secret=PUBLIC_KEY), BODY),
+            "an empty secret": (stage.sign(secret=b""), BODY),
+            "another listing": (stage.sign(secret=secret, api_id="api_2"), BODY),
+            "another body": (stage.sign(secret=secret), b'{"a":2}'),
+        }
+        statuses = {name: (await stage.post(*request)).status_code for name, request in refused.items()}
+        assert statuses == dict.fromkeys(refused, 401)
+    async with running(express, tmp_path) as stage:
+        assert (await stage.post(stage.sign(secret=secret))).status_code == 401, "without the secret"
+        assert (await stage.post(stage.sign(secret=b""))).status_code == 401, "with an empty one"
+
+
+PUBLIC_KEY = SIGNER.keys[0].jwk["x"].encode()

@@ -31,6 +31,7 @@ from tests.kit.signed_in import (
 )
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.trial import TrialResult
+from tollway.identity.http_signatures import encode_base64url
 from tollway.ids import CallId, ListingId
 from tollway.ledger.records import CallState
 from tollway.ledger.sales import SUM_STATES
@@ -515,6 +516,41 @@ async def test_each_member_has_its_error_at_its_field(
     assert answer.status_code in (400, 403, 422)
     assert words in error_of(answer, field)
     assert await count_listings(harness) == 0
+
+
+async def test_the_secret_of_forwarded_calls_is_shown_once(harness: SignedInHarness) -> None:
+    """By the save that makes it, with a button that copies it: of a new listing, and of one that chooses it later."""
+    hidden = await open_form(harness)
+    shared = {"forwardSignature": "hmac-sha256", "act": "write"}
+    answer = await harness.post("/my/apis/new", {**GOOD, **hidden, **shared})
+    assert answer.status_code == 200
+    assert "Published. Next:" in PageReader(answer.text).words
+    (api_id,) = set(re.findall(r"/my/apis/(api_[a-z0-9]+)", answer.text))
+    path = f"/my/apis/{api_id}"
+
+    async def save(choice: str) -> httpx.Response:
+        form = {**GOOD, **await open_form(harness, path), "upstreamAuth.value": "", "act": "write"}
+        return await harness.post(path, {**form, "forwardSignature": choice}, route=ONE)
+
+    secrets = [await find_shown_secret(harness, answer, api_id)]
+    again = await harness.post("/my/apis/new", {**GOOD, **hidden, **shared})
+    assert again.headers["location"] == f"{path}?done=published", "the form that is sent twice"
+    assert (await save("hmac-sha256")).headers["location"] == f"{path}?done=saved", "the secret stays"
+    assert (await save("ed25519")).status_code == 303
+    secrets.append(await find_shown_secret(harness, await save("hmac-sha256"), api_id))
+    assert len(set(secrets)) == 2
+    for page in (path, "/my/apis", f"/apis/{api_id}"):
+        text = (await harness.browser.get(page)).text
+        assert [secret for secret in secrets if secret in text] == []
+
+
+async def find_shown_secret(harness: SignedInHarness, answer: httpx.Response, api_id: str) -> str:
+    (shown,) = re.findall(r'data-copy="Copy: Secret"><code>([^<]+)</code>', answer.text)
+    secret = (await stored(harness, api_id)).forward_secret
+    assert secret is not None
+    assert shown == encode_base64url(secret)
+    assert answer.headers["cache-control"] in ("no-store", "private, no-store")
+    return str(shown)
 
 
 async def test_names_in_the_filter_of_the_sales_are_cleaned(harness: SignedInHarness) -> None:

@@ -22,6 +22,7 @@ from tollway.discovery.requests import ToolRequest, example_arguments, make_requ
 from tollway.discovery.safe_text import clean_line
 from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
 from tollway.gateway.trial import TrialResult
+from tollway.identity.http_signatures import encode_base64url
 from tollway.ids import CallId, ListingId
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.sales import PeriodSums, SalesQuery, SumState
@@ -206,7 +207,7 @@ class ListingPages:
             new_key = _draw_key() if problem.code is Code.IDEMPOTENCY_KEY_REUSED else key
             form = _refused_form(values, problem, calls=calls, key=new_key)
             return self._respond_new(request, reader, replace(form, search=search))
-        return redirect_to(f"{LISTINGS}/{written.listing.id}?done=published")
+        return await self._respond_written(request, reader, written, done="published")
 
     async def _describe(
         self,
@@ -238,6 +239,7 @@ class ListingPages:
             status=form.status,
             api=None,
             done="",
+            secret="",
             **self._form_records(form, None),
         )
 
@@ -263,7 +265,7 @@ class ListingPages:
                 _refuse(errors)
                 form = ShownForm(values=values, etag=etag, errors={}, checked=preview)
                 return await self._respond_listing(request, reader, listing, form)
-            await self._edits.patch(listing.id, members, writer, parse=parse_form)
+            written = await self._edits.patch(listing.id, members, writer, parse=parse_form)
         except (Refusal, EndpointNotAllowed) as refused:
             problem = _problem_of(refused, errors)
             if problem.code is not Code.PRECONDITION_FAILED:
@@ -278,7 +280,7 @@ class ListingPages:
                 status=status_of(problem.code),
             )
             return await self._respond_listing(request, reader, listing, form)
-        return redirect_to(f"{LISTINGS}/{listing.id}?done=saved")
+        return await self._respond_written(request, reader, written, done="saved")
 
     async def change_status(self, request: Request, reader: Reader, fields: Fields) -> Response:
         status = read_field(fields, "status")
@@ -322,6 +324,17 @@ class ListingPages:
         form = ShownForm(values=describe_listing(listing), etag=etag_of(listing, b""), errors={})
         return await self._respond_listing(request, reader, listing, form, trial=shown)
 
+    async def _respond_written(
+        self, request: Request, reader: Reader, written: WrittenListing, *, done: str
+    ) -> Response:
+        """Leads to the page of the listing. Where the write made a secret, this response is that page, and the only one with the secret."""
+        listing = written.listing
+        if written.new_secret is None:
+            return redirect_to(f"{LISTINGS}/{listing.id}?done={done}")
+        form = ShownForm(values=describe_listing(listing), etag=etag_of(listing, b""), errors={})
+        secret = encode_base64url(written.new_secret)
+        return await self._respond_listing(request, reader, listing, form, done=done, secret=secret)
+
     async def _respond_listing(
         self,
         request: Request,
@@ -330,6 +343,7 @@ class ListingPages:
         form: ShownForm,
         *,
         done: str = "",
+        secret: str = "",
         evidence: OwnershipEvidence | None = None,
         trial: "ShownTrial | None" = None,
     ) -> Response:
@@ -348,6 +362,7 @@ class ListingPages:
             known=known,
             evidence={} if evidence is None else evidence.of,
             done=done,
+            secret=secret,
             trial=trial or _suggest_trial(listing),
             methods=METHODS_OFFERED,
             **self._form_records(form, listing),
