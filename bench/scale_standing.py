@@ -19,6 +19,7 @@ OWNERSHIP_COLUMNS = (
     "verified_ms",
     "checked_ms",
     "failures",
+    "owned_by_another",
 )
 DOCUMENT_COLUMNS = ("listing_seq", "openapi")
 
@@ -42,13 +43,13 @@ def _quality(scale: Scale, number: int, *, calls: int, success_ppm: int, p50_ms:
     return (number, calls, success_ppm, p50_ms, p50_ms * 3, DAY, score)
 
 
-def ownership_row(scale: Scale, number: int, one: Listing) -> tuple[Any, ...] | None:
+def ownership_row(scale: Scale, number: int, one: Listing) -> tuple[Any, ...]:
     draw = mix(scale.seed + 8, number)
-    if draw % 4:
-        return None
-    verified_ms = None if draw % 20 == 0 else one.created_ms
     origin = one.endpoint.partition("/v1/")[0]
-    return (number, origin, "file", verified_ms, one.created_ms, 0)
+    if draw % 4:
+        return (number, origin, None, None, None, 0, draw % 400 == 1)
+    verified_ms = None if draw % 20 == 0 else one.created_ms
+    return (number, origin, "file", verified_ms, one.created_ms, 0, False)
 
 
 def document_row(number: int) -> tuple[Any, ...] | None:

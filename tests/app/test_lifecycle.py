@@ -234,7 +234,9 @@ async def test_where_ownership_is_required_nothing_is_listed_or_sold_before_it_i
         assert (await ask(app, "GET", "/api/v2/apis")).json()["total"] == 1
         assert (await ask(app, "GET", "/api/v2/apis/api_free")).json()["verified"] is True
         assert (await ask(app, "GET", "/api/v2/gateway/api_free")).status_code == 200
-        assert await keeper.find_owner(upstream.url) == PAYER
+        owner = await keeper.find_owner(upstream.url)
+        assert owner is not None
+        assert (owner.listing_id, owner.provider) == ("api_free", PAYER)
 
 
 async def test_the_metrics_show_which_upstreams_are_down(app: App) -> None:

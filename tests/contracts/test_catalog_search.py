@@ -503,3 +503,57 @@ async def test_a_proof_that_ends_lowers_the_score(setup: Setup) -> None:
     moved = replace(first, endpoint="https://other.example")
     await setup.catalog.revise(moved, expected_revision=1)
     assert await find_names(setup.catalog, None) == ["second", "first"]
+
+
+# ---- Listings whose endpoint another wallet has proved.
+
+OWNED = Reputation(is_owned_by_another=True)
+MEASURED = Quality(calls=5_000, success_ppm=1_000_000, p50_ms=1, p95_ms=2)
+
+
+async def test_a_listing_whose_endpoint_another_wallet_owns_stands_behind_all_others(setup: Setup) -> None:
+    """Also where it is newer, fits better, and has better quality; with words, without, with a filter, and by meaning it keeps its place in the total."""
+    catalog = setup.catalog
+    own = [make_listing(f"Weather {number}", tags=("weather",)) for number in range(4)]
+    copies = [make_listing("Weather weather weather", "weather", tags=("weather",)) for _ in range(3)]
+    await publish_all(catalog, [own[0], copies[0], own[1], copies[1], *own[2:], copies[2]])
+    for listing, reputation in (
+        (own[0], Reputation(verified_ms=1)),
+        (own[1], Reputation(quality=replace(MEASURED, calls=20, success_ppm=0))),
+        (copies[0], OWNED),
+        (copies[1], replace(OWNED, quality=MEASURED)),
+        (copies[2], OWNED),
+    ):
+        await setup.know(listing, reputation)
+    last = {copy.id for copy in copies}
+    for query in (
+        ListingQuery(words="weather"),
+        ListingQuery(),
+        ListingQuery(tag="weather"),
+        ListingQuery(verified=False),
+    ):
+        page = await catalog.search(query)
+        found = [one.listing.id for one in page.found]
+        count = len(own) - (query.verified is False)
+        assert page.total == len(found) == count + len(copies)
+        assert set(found[count:]) == last, query
+        assert [one.reputation.is_owned_by_another for one in page.found] == [False] * count + [True] * 3
+        for limit in (1, 2, 3, 5):
+            pages = [
+                one.listing.id
+                for number in range(1, len(found) // limit + 2)
+                for one in (await catalog.search(replace(query, limit=limit, page=number))).found
+            ]
+            assert pages == found, (query, limit)
+    newest = await catalog.search(ListingQuery(sort="newest", limit=1))
+    assert newest.found[0].listing.id == copies[2].id, "an order that a reader chooses is that order"
+
+
+async def test_a_catalog_of_owned_listings_alone_is_listed(setup: Setup) -> None:
+    copies = [make_listing("Weather") for _ in range(3)]
+    await publish_all(setup.catalog, copies)
+    for copy in copies:
+        await setup.know(copy, OWNED)
+    for words in (None, "weather"):
+        page = await setup.catalog.search(ListingQuery(words=words))
+        assert [one.listing.id for one in page.found] == [copy.id for copy in reversed(copies)]

@@ -214,7 +214,13 @@ def listings_url(request: pytest.FixtureRequest) -> Iterator[str]:
         for grade in grades:
             rate = rate_feature(int(grade["success_ppm"]))
             change_features(connection, int(grade["listing_seq"]), before=(), after=[rate])
-        proof = {"origin": "https://a.example", "method": "file", "checked_ms": 1, "failures": 0}
+        proof = {
+            "origin": "https://a.example",
+            "method": "file",
+            "checked_ms": 1,
+            "failures": 0,
+            "owned_by_another": False,
+        }
         owned = [
             {**proof, "listing_seq": seq, "verified_ms": None if seq % 30 else 7}
             for seq in range(1, LISTINGS)

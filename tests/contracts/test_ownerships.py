@@ -1,5 +1,7 @@
 """The contract of `Ownerships`, on SQLite and on PostgreSQL."""
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -10,7 +12,7 @@ from tollway.ids import Address, ChainId, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.catalog import Catalog, Revised
 from tollway.registry.listing import Listing
-from tollway.registry.ownership import Challenge, Method, Ownership, Ownerships
+from tollway.registry.ownership import Challenge, Method, OriginOwner, Ownership, Ownerships
 from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.reputation_store import FRESH_MS, OwnershipStore
 from tollway.storage.engine.database import Database
@@ -172,11 +174,102 @@ async def test_the_oldest_listing_with_a_proof_holds_its_origin(harness: Harness
     await harness.check(first)
     assert await harness.ownerships.find_owner(ORIGIN) is None
     await harness.check(second, "dns")
-    assert await harness.ownerships.find_owner(ORIGIN) == BOB
+    assert await harness.ownerships.find_owner(ORIGIN) == owner(second)
     await harness.check(first, "dns")
-    assert await harness.ownerships.find_owner(ORIGIN) == ALICE
+    assert await harness.ownerships.find_owner(ORIGIN) == owner(first)
+    await harness.edit(first, suspended_ms=5)
+    assert await harness.ownerships.find_owner(ORIGIN) == owner(second)
+    await harness.edit(first, suspended_ms=None)
+    assert await harness.ownerships.find_owner(ORIGIN) == owner(first)
     await harness.edit(first, retired_ms=5)
-    assert await harness.ownerships.find_owner(ORIGIN) == BOB
+    assert await harness.ownerships.find_owner(ORIGIN) == owner(second)
+
+
+def owner(listing: Listing) -> OriginOwner:
+    return OriginOwner(listing_id=listing.id, provider=listing.provider)
+
+
+# ---- Listings of an endpoint that another wallet has proved.
+
+
+async def find_owned(harness: Harness, listings: Mapping[str, Listing]) -> str:
+    """The names of the listings whose endpoint another wallet owns."""
+    reputations = {name: await harness.catalog.reputation(one.id) for name, one in listings.items()}
+    return " ".join(name for name, one in reputations.items() if one.is_owned_by_another)
+
+
+async def test_an_unproved_listing_says_whether_another_wallet_owns_its_endpoint(harness: Harness) -> None:
+    """Each step is followed by the listings that another wallet owns. `a…` are of Alice, `b…` of Bob."""
+    listings: dict[str, Listing] = {}
+
+    async def publish(name: str, endpoint: str = ORIGIN + "/v1") -> None:
+        provider = ALICE if name.startswith("a") else BOB
+        listings[name] = await harness.publish(provider=provider, endpoint=endpoint)
+
+    async def edit(name: str, **changes: object) -> None:
+        listings[name] = await harness.edit(listings[name], **changes)
+
+    async def check(name: str, *proved: Method) -> None:
+        await harness.check(listings[name], *proved)
+
+    async def is_owned(names: str) -> bool:
+        return await find_owned(harness, listings) == names
+
+    await publish("a")
+    await publish("b")
+    await publish("b-elsewhere", "https://other.example.com/v1")
+    assert await is_owned("")
+    await check("a", "dns")
+    assert await is_owned("b"), "the proof counts for listings that were there"
+    await publish("a-later", ORIGIN + "/v2")
+    await publish("b-later", ORIGIN + "/v2")
+    assert await is_owned("b b-later"), "and for those that come"
+    await edit("b-later", endpoint="https://third.example.com")
+    assert await is_owned("b")
+    await edit("b-elsewhere", endpoint=ORIGIN)
+    assert await is_owned("b b-elsewhere")
+    await check("b")
+    assert await is_owned("b b-elsewhere"), "a check that finds nothing"
+    await check("b", "wellKnown")
+    assert await is_owned("b-elsewhere"), "a proof of its own"
+    await edit("a", suspended_ms=5)
+    assert await is_owned("a-later"), "the operator has suspended the owner, and the next one counts"
+    await edit("a", suspended_ms=None)
+    assert await is_owned("b-elsewhere")
+    for _ in range(7):
+        await check("a")
+    assert await is_owned("a a-later"), "its proof has ended"
+    await edit("b", endpoint="https://fourth.example.com")
+    assert await is_owned("")
+    await check("a", "dns")
+    assert await is_owned("b-elsewhere")
+    await edit("a", retired_ms=5)
+    assert await is_owned("")
+
+
+async def test_a_proof_and_a_listing_at_the_same_time_find_each_other(harness: Harness) -> None:
+    for number in range(12):
+        origin = f"https://race-{number}.example.com"
+        first = await harness.publish(endpoint=origin)
+        there = await harness.publish(endpoint=origin, provider=BOB)
+        await harness.check(there)
+        _, _, late = await asyncio.gather(
+            harness.check(first, "dns"),
+            harness.check(there),
+            harness.publish(endpoint=origin, provider=BOB),
+        )
+        assert await find_owned(harness, {"first": first, "there": there, "late": late}) == "there late"
+
+
+async def test_two_wallets_that_prove_an_origin_at_the_same_time_own_no_proved_listing(
+    harness: Harness,
+) -> None:
+    for number in range(12):
+        origin = f"https://race-{number}.example.com"
+        of_alice, of_bob = [await harness.publish(endpoint=origin, provider=one) for one in (ALICE, BOB)]
+        more = await harness.publish(endpoint=origin, provider=BOB)
+        await asyncio.gather(harness.check(of_alice, "dns"), harness.check(of_bob, "dns"))
+        assert await find_owned(harness, {"alice": of_alice, "bob": of_bob, "more": more}) == "more"
 
 
 async def test_a_proof_is_seen_at_once_here_and_within_a_second_elsewhere(harness: Harness) -> None:

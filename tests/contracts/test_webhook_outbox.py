@@ -262,7 +262,12 @@ async def test_an_endpoint_gets_events_only_after_its_echo(webhooks: WebhookHarn
     endpoint = await webhooks.register()
     (challenge,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
     await webhooks.outbox.end_challenge(
-        challenge, echo=Echo.NONE, is_slow=False, next_ms=webhooks.now_ms + 5_000, now_ms=webhooks.now_ms
+        challenge,
+        Response(status=200),
+        echo=Echo.NONE,
+        sent_ms=webhooks.now_ms,
+        next_ms=webhooks.now_ms + 5_000,
+        now_ms=webhooks.now_ms,
     )
     assert await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10) == []
     await webhooks.store.refresh()
@@ -272,7 +277,12 @@ async def test_an_endpoint_gets_events_only_after_its_echo(webhooks: WebhookHarn
     assert (again.challenge, again.tries) == (challenge.challenge, 1)
     confirmed_ms = webhooks.now_ms
     await webhooks.outbox.end_challenge(
-        again, echo=Echo.CHALLENGE, is_slow=False, next_ms=None, now_ms=confirmed_ms
+        again,
+        Response(status=200),
+        echo=Echo.CHALLENGE,
+        sent_ms=confirmed_ms,
+        next_ms=None,
+        now_ms=confirmed_ms,
     )
     known = await webhooks.find(endpoint)
     assert (known.state, known.active_from_ms) == (EndpointState.ACTIVE, confirmed_ms + 5_000)
@@ -289,14 +299,24 @@ async def test_an_endpoint_without_an_echo_is_disabled_after_its_last_try(webhoo
     endpoint = await webhooks.register()
     (challenge,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
     await webhooks.outbox.end_challenge(
-        challenge, echo=Echo.NONE, is_slow=False, next_ms=None, now_ms=webhooks.now_ms
+        challenge,
+        Response(status=200),
+        echo=Echo.NONE,
+        sent_ms=webhooks.now_ms,
+        next_ms=None,
+        now_ms=webhooks.now_ms,
     )
     known = await webhooks.find(endpoint)
     assert (known.state, known.reason) == (EndpointState.DISABLED, Reason.NOT_CONFIRMED)
     assert await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms + 10**9, limit=10) == []
     # A late echo of an earlier try does not enable it.
     await webhooks.outbox.end_challenge(
-        challenge, echo=Echo.CHALLENGE, is_slow=False, next_ms=None, now_ms=webhooks.now_ms
+        challenge,
+        Response(status=200),
+        echo=Echo.CHALLENGE,
+        sent_ms=webhooks.now_ms,
+        next_ms=None,
+        now_ms=webhooks.now_ms,
     )
     assert (await webhooks.find(endpoint)).state is EndpointState.DISABLED
 
@@ -574,7 +594,12 @@ async def test_an_endpoint_counts_from_a_time_after_every_wait_of_its_write(
 
     monkeypatch.setattr(webhooks.database, "write", write_late)
     await webhooks.outbox.end_challenge(
-        challenges[0], echo=Echo.CHALLENGE, is_slow=False, next_ms=None, now_ms=begun_ms
+        challenges[0],
+        Response(status=200),
+        echo=Echo.CHALLENGE,
+        sent_ms=begun_ms,
+        next_ms=None,
+        now_ms=begun_ms,
     )
     assert (await webhooks.find(first)).active_from_ms == webhooks.now_ms + ACTIVATION_MS
     begun_ms = webhooks.now_ms

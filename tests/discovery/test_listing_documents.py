@@ -15,6 +15,7 @@ from tollway.discovery.listing_documents import (
     write_listing_text,
 )
 from tollway.discovery.listing_view import PRICES_MAX, ListingView
+from tollway.ids import ListingId
 from tollway.money import Price
 from tollway.registry.listing import Operation
 from tollway.registry.quality import Quality, Reputation
@@ -137,6 +138,8 @@ def test_it_has_the_quality_and_the_proof_of_ownership() -> None:
     assert "has proved" in known
     assert "40 paid calls in 30 days, success rate 0.9999, p95 20 ms" in known
     assert "is not proved" in write_listing_text(show_listing())
+    copied = write_listing_text(replace(show_listing(), owned_by=ListingId("api_owner")))
+    assert "Another wallet has proved the ownership of the endpoint, with the API api_owner." in copied
 
 
 @pytest.mark.parametrize("wide", ["a", "\U0001f310", "[", "\\"])

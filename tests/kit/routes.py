@@ -87,7 +87,7 @@ def make_context(**given: Any) -> WebContext:
         "is_mpp_offered": is_never_offered,
         "is_unprotected": is_protected,
         "read_heads": read_no_heads,
-        "find_owner": None,
+        "requires_ownership": False,
         "book_access": NamedBooks(),
         "book_turns": BookTurns(),
     }

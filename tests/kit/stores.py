@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, insert, select
+from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
@@ -139,9 +139,15 @@ def write_reputation(connection: Connection, listing_id: str, reputation: Reputa
         connection.execute(
             insert(quality_table).values(listing_seq=seq, day=1, score=0, **asdict(reputation.quality))
         )
-    origin = {"origin": "https://api.example.com", "method": "file", "checked_ms": 1, "failures": 0}
     connection.execute(
-        insert(ownership_table).values(listing_seq=seq, verified_ms=reputation.verified_ms, **origin)
+        update(ownership_table)
+        .where(ownership_table.c.listing_seq == seq)
+        .values(
+            method="file",
+            checked_ms=1,
+            verified_ms=reputation.verified_ms,
+            owned_by_another=reputation.is_owned_by_another,
+        )
     )
     assert seq is not None
     update_score(connection, seq)

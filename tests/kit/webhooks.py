@@ -103,7 +103,12 @@ class WebhookHarness:
         self.now_ms += 5_000
         await self.store.refresh()
 
-    async def echo(self, endpoint: WebhookEndpoint, echo: Echo = Echo.WALLET) -> None:
+    async def echo(
+        self,
+        endpoint: WebhookEndpoint,
+        echo: Echo = Echo.WALLET,
+        response: Response = Response(status=200),  # noqa: B008 - frozen
+    ) -> None:
         """Ends the challenge of an endpoint with this echo."""
         challenge = DueChallenge(
             endpoint_id=endpoint.id,
@@ -116,7 +121,12 @@ class WebhookHarness:
             tries=0,
         )
         await self.outbox.end_challenge(
-            challenge, echo=echo, is_slow=False, next_ms=self.now_ms + 5_000, now_ms=self.now_ms
+            challenge,
+            response,
+            echo=echo,
+            sent_ms=self.now_ms,
+            next_ms=self.now_ms + 5_000,
+            now_ms=self.now_ms,
         )
 
     async def activate(self, wallet: Address = PROVIDER, **fields: Any) -> WebhookEndpoint:

@@ -92,6 +92,8 @@ def test_candidates_with_all_terms_come_first_and_of_equals_the_newest() -> None
         (4, Rank(has_all=True, score=2.0)),
     ]
     assert order_candidates(ranks) == [4, 3, 2, 1]
+    assert order_candidates(ranks, last={4, 2}) == [3, 1, 4, 2]
+    assert order_candidates(ranks, [(4, 0.9), (5, 0.5)], last={4})[-1] == 4
 
 
 MISSPELLINGS = [

@@ -240,7 +240,7 @@ class AsgiBuilder:
             find_addresses=parts.http_client.find_addresses,
             is_unprotected=parts.fetcher.is_unprotected,
             read_heads=partial(read_head_times, parts.chains),
-            find_owner=reputation.ownerships.find_owner if settings.require_ownership else None,
+            requires_ownership=settings.require_ownership,
             ownerships=reputation.ownerships,
             ownership_checker=reputation.checker,
             trials=self._make_trials(),

@@ -162,11 +162,12 @@ def _head(view: ListingView, words_max: int) -> str:
 
 def _reputation(view: ListingView) -> str:
     quality: Mapping[str, Any] = view.details["quality"]
-    owner = (
-        "The provider has proved the ownership of the endpoint."
-        if view.verified_at
-        else "The ownership of the endpoint is not proved."
-    )
+    if view.verified_at:
+        owner = "The provider has proved the ownership of the endpoint."
+    elif view.owned_by is None:
+        owner = "The ownership of the endpoint is not proved."
+    else:
+        owner = f"Another wallet has proved the ownership of the endpoint, with the API {view.owned_by}."
     if quality["calls30d"] is None:
         return f"{owner} Too few paid calls to measure."
     return (

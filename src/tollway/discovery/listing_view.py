@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tollway.discovery.operations import ApiOperation, Argument
+from tollway.ids import ListingId
 from tollway.registry.listing import Listing
 from tollway.registry.metering import OfferedPrice, offer
 from tollway.registry.quality import Quality
@@ -28,7 +29,8 @@ Options = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingView:
     """`details`: the response of `GET /apis/{apiId}`. `options`: of each price of `list_prices`. `public_url` without a final slash.
-    `verified_at`: time of the last proof that the provider owns the endpoint's origin, as text; None without a proof. `quality`: None where too few calls were measured.
+    `verified_at`: time of the last proof that the provider owns the endpoint's origin, as text; None without a proof. `owned_by`: without one, the listing
+    with which another wallet has proved that origin. `quality`: None where too few calls were measured.
 
     `has_mpp`: whether a 402 offers MPP now. `is_bound_only`: whether `X-Signature` must have the bound form.
     """
@@ -39,6 +41,7 @@ class ListingView:
     options: Mapping[OfferedPrice, Options]
     public_url: str
     verified_at: str | None = None
+    owned_by: ListingId | None = None
     quality: Quality | None = None
     has_mpp: bool = False
     is_bound_only: bool = False

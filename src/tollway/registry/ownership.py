@@ -167,6 +167,14 @@ class OwnershipClaim:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginOwner:
+    """The listing whose proof of an origin counts, and its wallet."""
+
+    listing_id: ListingId
+    provider: Address
+
+
 class Ownerships(Protocol):
     """The store of ownerships. Every method is atomic, and durable when it returns."""
 
@@ -184,8 +192,8 @@ class Ownerships(Protocol):
         """Proved listings whose last check is older than `before_ms`, oldest check first."""
         ...
 
-    async def find_owner(self, origin: str) -> Address | None:
-        """Of several listings with a proof of this origin, the oldest counts."""
+    async def find_owner(self, origin: str) -> OriginOwner | None:
+        """Of several listings with a proof of this origin, the oldest counts that is not suspended."""
         ...
 
     async def is_verified(self, listing_id: ListingId) -> bool:
@@ -201,6 +209,12 @@ UNVERIFIED = Problem(
 OWNED_BY_ANOTHER = Problem(
     code=Code.ALREADY_EXISTS,
     detail="Another wallet has proved the ownership of this origin. Publish with that wallet, or remove its proof from the origin.",
+)
+OWNED_WARNING = ListingWarning(
+    code="endpoint_owned_by_another",
+    detail="Another wallet has proved the ownership of this endpoint's origin. Callers read that, and searches list your API behind the others, until you prove it "
+    "too. GET /api/v2/apis/{apiId}/ownership returns the ways to prove it; the proof of the other wallet may stay beside yours.",
+    pointer="/endpoint",
 )
 UNVERIFIED_WARNING = ListingWarning(
     code="ownership_unverified",

@@ -34,10 +34,11 @@ class Quality:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reputation:
     """The quality and the ownership of a listing. `quality` None: too few calls. `verified_ms`: the time of the last proof of the
-    endpoint's origin; None without a valid one."""
+    endpoint's origin; None without a valid one. `is_owned_by_another`: without one, while another wallet has proved that origin."""
 
     quality: Quality | None = None
     verified_ms: int | None = None
+    is_owned_by_another: bool = False
 
     @property
     def is_verified(self) -> bool:

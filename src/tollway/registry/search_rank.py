@@ -8,7 +8,7 @@ stuffed with a word is long, and so counts less.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,14 +110,18 @@ def measure_rarity(count: int, listings: int) -> float:
 
 
 def order_candidates(
-    by_words: Sequence[tuple[int, Rank]], by_meaning: Sequence[tuple[int, float]] = ()
+    by_words: Sequence[tuple[int, Rank]],
+    by_meaning: Sequence[tuple[int, float]] = (),
+    *,
+    last: Collection[int] = (),
 ) -> list[int]:
     """The candidates of a search by relevance, best first: the one place that decides their order. `by_words`: row number and rank. Listings
     with all terms come first; of equal ones the newest. `by_meaning`: row number and similarity of the listings that are proposed by meaning; the two
-    orders are fused."""
+    orders are fused. `last`: row numbers of listings whose endpoint another wallet owns; they stand behind all others."""
     words = sorted(by_words, key=lambda one: (not one[1].has_all, -one[1].score, -one[0]))
     meaning = sorted(by_meaning, key=lambda one: (-one[1], -one[0]))
-    return fuse([seq for seq, _ in words], [seq for seq, _ in meaning])
+    fused = fuse([seq for seq, _ in words], [seq for seq, _ in meaning])
+    return sorted(fused, key=lambda seq: seq in last)
 
 
 # ---- Spelling.

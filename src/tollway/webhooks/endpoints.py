@@ -54,9 +54,22 @@ class NotRegistered(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SentChallenge:
+    """The last challenge of an endpoint. `tries`: this one included. `status` None: no response. `error`: why it does not confirm the endpoint, None where it does;
+    of a response with success `not_echoed`, or `wallet_missing` where another wallet has the URL. `next_ms`: the time of the next one; None after the last."""
+
+    tries: int
+    sent_ms: int
+    status: int | None
+    error: str | None
+    next_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookEndpoint:
     """A registered endpoint. `active_from_ms`: every event from then on is delivered. `gap_from_ms`, `gap_to_ms`: the last range of time whose events
-    were not kept; `gap_to_ms` None while the range is open. `pending`, `dead`: its events that wait, and that failed for good."""
+    were not kept; `gap_to_ms` None while the range is open. `pending`, `dead`: its events that wait, and that failed for good. `challenge` None: none is sent
+    yet."""
 
     id: str
     wallet: Address
@@ -72,6 +85,7 @@ class WebhookEndpoint:
     gap_to_ms: int | None
     pending: int = 0
     dead: int = 0
+    challenge: SentChallenge | None = None
 
 
 class DeliveryState(StrEnum):
@@ -213,7 +227,14 @@ class Outbox(Protocol):
         ...
 
     async def end_challenge(
-        self, challenge: DueChallenge, *, echo: Echo, is_slow: bool, next_ms: int | None, now_ms: int
+        self,
+        challenge: DueChallenge,
+        response: Response,
+        *,
+        echo: Echo,
+        sent_ms: int,
+        next_ms: int | None,
+        now_ms: int,
     ) -> None:
         """Records the end of a challenge. Where the URL is active for another wallet, only an echo with the wallet counts."""
         ...

@@ -17,6 +17,7 @@ RETRY_AFTER_MS_MAX = HOUR_MS
 
 CHALLENGE_PAUSES_MS = (5_000, 30_000, 5 * MINUTE_MS, 30 * MINUTE_MS)
 """The pause after each failed challenge but the last."""
+CHALLENGES_MAX = len(CHALLENGE_PAUSES_MS) + 1
 
 _GONE = 410
 _SUCCESS = range(200, 300)

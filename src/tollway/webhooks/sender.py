@@ -202,7 +202,8 @@ class WebhookSender:
         await self._outbox.end_attempt(attempt, response, next_ms=next_ms, now_ms=now_ms)
 
     async def _challenge(self, due: DueChallenge) -> Response:
-        at = self._format_time(self._now_ms())
+        sent_ms = self._now_ms()
+        at = self._format_time(sent_ms)
         to = Recipient(endpoint_id=due.endpoint_id, wallet=due.wallet)
         response = await self._send(
             due.url,
@@ -217,8 +218,9 @@ class WebhookSender:
         now_ms = self._now_ms()
         await self._outbox.end_challenge(
             due,
+            response,
             echo=echo,
-            is_slow=response.is_silent,
+            sent_ms=sent_ms,
             next_ms=find_next_challenge(due.tries + 1, now_ms=now_ms),
             now_ms=now_ms,
         )

@@ -26,6 +26,7 @@ from tollway.ids import Address
 from tollway.webhooks.endpoints import DueChallenge, NewEndpoint, WebhookEndpoint
 from tollway.webhooks.events import EventType
 from tollway.webhooks.messages import Echo
+from tollway.webhooks.schedule import Response
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -166,8 +167,9 @@ async def test_a_call_whose_provider_gets_its_event(served: CountedGateway) -> N
             challenge="echo",
             tries=0,
         ),
+        Response(status=200),
         echo=Echo.WALLET,
-        is_slow=False,
+        sent_ms=1,
         next_ms=None,
         now_ms=2**50,  # no event is delivered either
     )

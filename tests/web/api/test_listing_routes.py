@@ -24,6 +24,7 @@ from tollway.ids import Address, ListingId
 from tollway.outbound.policy import Endpoint
 from tollway.registry.catalog import Revised
 from tollway.registry.moderation import restore_listing, suspend_listing
+from tollway.registry.ownership import OriginOwner
 from tollway.registry.quality import Quality, Reputation
 from tollway.storage.catalog.creation_store import creation_table
 
@@ -886,11 +887,18 @@ async def test_a_malformed_key_is_refused(harness: Harness, key: str) -> None:
 HOLDERS: dict[str, Address] = {"https://held.example.com": BOB, "https://mine.example.com": ALICE}
 
 
-async def find_owner(origin: str) -> Address | None:
-    return HOLDERS.get(origin)
+class ProvedOrigins:
+    """The owners of `HOLDERS`."""
+
+    async def find_owner(self, origin: str) -> OriginOwner | None:
+        provider = HOLDERS.get(origin)
+        return None if provider is None else OriginOwner(listing_id=ListingId("api_held"), provider=provider)
 
 
-@pytest.mark.parametrize("harness", [{"find_owner": find_owner}], indirect=True)
+REQUIRED = {"requires_ownership": True, "ownerships": ProvedOrigins()}
+
+
+@pytest.mark.parametrize("harness", [REQUIRED], indirect=True)
 @pytest.mark.parametrize(
     ("endpoint", "code"),
     [
@@ -910,7 +918,7 @@ async def test_an_origin_that_another_wallet_has_proved_cannot_be_published(
         assert answer.json().get("code") == code
 
 
-@pytest.mark.parametrize("harness", [{"find_owner": find_owner}], indirect=True)
+@pytest.mark.parametrize("harness", [REQUIRED], indirect=True)
 async def test_a_listing_cannot_move_to_an_origin_that_another_wallet_has_proved(harness: Harness) -> None:
     created = await harness.publish(endpoint="https://mine.example.com/v1")
     moved = {**BODY, "endpoint": "https://held.example.com/v1"}
@@ -919,7 +927,7 @@ async def test_a_listing_cannot_move_to_an_origin_that_another_wallet_has_proved
     assert (await harness.stored(created["id"])).endpoint == "https://mine.example.com/v1"
 
 
-@pytest.mark.parametrize("harness", [{"find_owner": find_owner}], indirect=True)
+@pytest.mark.parametrize("harness", [REQUIRED], indirect=True)
 async def test_a_create_without_a_proof_warns_that_the_listing_is_not_served(harness: Harness) -> None:
     created = await harness.publish()
     assert [one["code"] for one in created["warnings"]] == ["ownership_unverified"]
@@ -928,6 +936,20 @@ async def test_a_create_without_a_proof_warns_that_the_listing_is_not_served(har
     assert edited.json()["warnings"] == []
 
 
-async def test_without_the_setting_an_origin_has_no_owner_and_there_is_no_warning(harness: Harness) -> None:
-    created = await harness.publish(endpoint="https://held.example.com/v1")
-    assert created["warnings"] == []
+@pytest.mark.parametrize("harness", [{"ownerships": ProvedOrigins()}], indirect=True)
+async def test_without_the_setting_every_origin_can_be_published_with_a_warning_of_its_owner(
+    harness: Harness,
+) -> None:
+    """The first that proved an origin may not be its owner, so no listing is refused."""
+    for endpoint, codes in (
+        ("https://held.example.com/v1", ["endpoint_owned_by_another"]),
+        ("https://mine.example.com/v1", []),
+        ("https://free.example.com/v1", []),
+    ):
+        body = {**BODY, "endpoint": endpoint}
+        tried = await harness.send("POST", APIS + "?dryRun=true", body)
+        assert [one["code"] for one in tried.json()["warnings"]] == codes
+        created = await harness.publish(endpoint=endpoint)
+        assert [one["code"] for one in created["warnings"]] == codes
+        edited = await harness.send("PUT", f"{APIS}/{created['id']}", {**body, "description": "Other."})
+        assert [one["code"] for one in edited.json()["warnings"]] == codes

@@ -646,6 +646,26 @@ async def test_words_of_a_provider_stay_text(
         assert "49" not in page.words.partition("Skip")[2][:200]
 
 
+async def test_the_page_of_a_copy_says_that_another_api_has_proved_its_endpoint(
+    harness: PageHarness, client: httpx.AsyncClient
+) -> None:
+    copy = replace(QUOTES, id=ListingId("api_copy"), provider=Address(b"\x0c" * 20), name="Quotes, cheap")
+    await harness.stores.set_reputation(QUOTES.id, Reputation(verified_ms=1))
+    await harness.catalog.publish(copy)
+    page = await read(client, "/apis/api_copy")
+    assert "endpoint proved by another API" in page.words
+    assert "Another wallet has proved that this endpoint is its own: the API of that wallet." in page.words
+    assert "/apis/api_quotes" in page.addresses
+    assert "Another wallet" not in (await read(client, "/apis/api_quotes")).words
+    for path in ("/", "/?q=quotes+cheap", "/?q=quotes&sort=relevance"):
+        page = await read(client, path)
+        assert [one for one in page.addresses if one.startswith("/apis/")] == [
+            "/apis/api_quotes",
+            "/apis/api_copy",
+        ]
+        assert "proved by another API" in page.words
+
+
 async def test_a_search_text_stays_inside_its_field(client: httpx.AsyncClient) -> None:
     answer = await client.get("/", params={"q": '"><b>x</b>'})
     assert 'value="&#34;&gt;&lt;b&gt;x&lt;/b&gt;"' in answer.text

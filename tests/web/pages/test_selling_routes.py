@@ -788,6 +788,33 @@ async def test_the_line_of_another_listing_is_named(harness: SignedInHarness) ->
     assert "✓ proved" not in words
 
 
+async def test_a_provider_reads_that_another_wallet_has_proved_the_endpoint(
+    harness: SignedInHarness,
+) -> None:
+    """At a check, after a publication and a save, and as long as it is so. Nothing is refused."""
+    theirs = sample_listing(provider=OTHER.address, id=ListingId("api_theirs"), endpoint=GOOD["endpoint"])
+    await harness.catalog.publish(theirs)
+    await harness.services.stores.set_reputation(theirs.id, Reputation(verified_ms=1))
+    checked = await harness.post("/my/apis/new", {**GOOD, **await open_form(harness), "act": "check"})
+    assert checked.status_code == 200
+    assert "endpoint owned by another Another wallet has proved" in PageReader(checked.text).words
+    listing = await publish(harness)
+    path = f"/my/apis/{listing.id}"
+    form = {**GOOD, **await open_form(harness, path), "upstreamAuth.value": ""}
+    checked = await harness.post(path, {**form, "act": "check"}, route=ONE)
+    assert "endpoint owned by another" in PageReader(checked.text).words
+    saved = await harness.post(path, {**form, "description": "Other.", "act": "write"}, route=ONE)
+    for place in (f"{path}?done=published", saved.headers["location"]):
+        page = await harness.read(place)
+        assert "Another wallet has proved that this endpoint is its own: api_theirs." in page.words
+        assert {"/apis/api_theirs", "#ownership"} <= set(page.addresses)
+    assert "endpoint proved by another API" in (await harness.read("/my/apis")).words
+    line = make_content(PUBLIC_URL, provider=SELLER.address, origin="https://api.example.com")
+    harness.services.texts["_tollway.api.example.com"] = (line,)
+    answer = await harness.post(f"{path}/ownership", {}, route=f"{ONE}/ownership")
+    assert "Another wallet" not in PageReader(answer.text).words
+
+
 @pytest.mark.parametrize("wallet", [OTHER, READER])
 async def test_a_listing_of_another_wallet_is_not_found(harness: SignedInHarness, wallet: Any) -> None:
     listing = await publish(harness)

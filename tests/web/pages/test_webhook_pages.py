@@ -11,6 +11,7 @@ from tests.kit.signed_in import OTHER, SELLER, SignedInHarness, open_signed_in
 from tollway.storage.webhooks.webhook_events import write_events
 from tollway.webhooks.endpoints import EndpointState, WebhookEndpoint
 from tollway.webhooks.events import EventType
+from tollway.webhooks.messages import Echo
 from tollway.webhooks.schedule import Response
 
 URL = "https://owner.example/hooks?key=1"
@@ -77,6 +78,47 @@ async def test_a_refused_receiver_has_its_error_at_its_field(
     assert words in marked.words
     assert "<script>alert" not in answer.text
     assert await list_own(harness) == ()
+
+
+@pytest.mark.parametrize(
+    ("response", "echo", "words"),
+    [
+        (Response(status=200), Echo.WALLET, "HTTP 200 ✓ with the challenge"),
+        (Response(status=200), Echo.NONE, "HTTP 200 without the challenge: return it in the body"),
+        (Response(status=404), Echo.NONE, "HTTP 404 not a 2xx"),
+        (Response(error="timeout"), Echo.NONE, "no response in time"),
+        (Response(error="unreachable"), Echo.NONE, "no connection"),
+        (Response(error="not_allowed"), Echo.NONE, "an address that this gateway may not call"),
+        (Response(error="bad_response"), Echo.NONE, "not an HTTP response"),
+    ],
+)
+async def test_the_page_says_when_the_challenge_was_sent_and_what_answered(
+    harness: SignedInHarness, response: Response, echo: Echo, words: str
+) -> None:
+    webhooks = harness.services.webhooks
+    endpoint = await webhooks.register(SELLER.address)
+    page = await harness.read(f"/my/webhooks/{endpoint.id}")
+    assert "It is not sent yet." in page.words
+    await webhooks.echo(endpoint, echo, response)
+    page = await harness.read(f"/my/webhooks/{endpoint.id}")
+    shown = page.words.partition("Challenge")[2].partition("Deliveries")[0]
+    assert "Sent 08:00:10 UTC try 1 of 5" in shown
+    assert f"Response {words}" in shown
+    is_active = echo is Echo.WALLET
+    assert ("Next 08:00:15 UTC" in shown, "Gets events from 08:00:15 UTC" in shown) == (
+        not is_active,
+        is_active,
+    )
+
+
+async def test_the_page_says_that_an_echo_lacks_the_wallet(harness: SignedInHarness) -> None:
+    """Where another wallet has the URL."""
+    webhooks = harness.services.webhooks
+    await webhooks.confirm(await webhooks.register(OTHER.address))
+    endpoint = await webhooks.register(SELLER.address)
+    await webhooks.echo(endpoint, Echo.CHALLENGE)
+    page = await harness.read(f"/my/webhooks/{endpoint.id}")
+    assert "without your wallet: another wallet has this URL" in page.words
 
 
 async def deliver(harness: SignedInHarness) -> tuple[WebhookEndpoint, str]:

@@ -160,6 +160,13 @@ def is_unverified(seq: ColumnElement[int]) -> ColumnElement[bool]:
     return not_(_verified().holds(seq))
 
 
+def is_owned_by_another(seq: ColumnElement[int]) -> ColumnElement[bool]:
+    """A condition: the listing has no proof, and another wallet owns the origin of its endpoint."""
+    owned = ownership_table.alias("owned")
+    by_listing = Facet(source=owned, seq=owned.c.listing_seq, where=(owned.c.owned_by_another == true(),))
+    return by_listing.holds(seq)
+
+
 def _priced(query: ListingQuery) -> Facet:
     """The facet of a currency, with a maximum price if the query has one, ordered by price."""
     price = _shown("price", currency=query.currency)

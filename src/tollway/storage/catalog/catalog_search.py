@@ -12,9 +12,11 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Select,
+    and_,
     desc,
     func,
     literal_column,
+    not_,
     select,
     tuple_,
 )
@@ -35,6 +37,7 @@ from tollway.storage.catalog.catalog_facets import (
     count_up_to,
     count_up_to_cap,
     find_facets,
+    is_owned_by_another,
     select_in_order,
     select_newest,
 )
@@ -62,7 +65,7 @@ def find_page(connection: Connection, query: ListingQuery, proposed: Sequence[Pr
     total, is_lower_bound = _count(connection, hits)
     if query.start >= total and not is_lower_bound:
         return FoundPage(total=total)
-    page = _recommended(connection, hits) if query.is_ranked else _page(connection, hits)
+    page = _recommended(connection, hits, total) if query.is_ranked else _page(connection, hits)
     return FoundPage(seqs=page, total=total, is_lower_bound=is_lower_bound)
 
 
@@ -151,9 +154,9 @@ def _page(connection: Connection, hits: Hits) -> Sequence[int]:
 # ---- The order without words.
 
 
-def _recommended(connection: Connection, hits: Hits) -> Sequence[int]:
+def _recommended(connection: Connection, hits: Hits, total: int) -> Sequence[int]:
     """Two sets without a common listing, with a score and without, each in the order of an index, take their places in turn. A set that ends
-    leaves its places to the other."""
+    leaves its places to the other. Listings whose endpoint another wallet owns stand behind both, the newest first."""
     start, end = hits.query.start, hits.query.start + hits.query.limit
     last_scored = _find_last_scored(connection, hits)
     scored, unscored = _scored(hits, last_scored), _unscored(hits, last_scored)
@@ -169,7 +172,13 @@ def _recommended(connection: Connection, hits: Hits) -> Sequence[int]:
     page = (
         next(rows if scored_before(at + 1) > scored_before(at) else new, None) for at in range(start, end)
     )
-    return [seq for seq in page if seq is not None]
+    found = [seq for seq in page if seq is not None]
+    if start + len(found) < min(end, total):
+        # Both sets have ended, so their counts are exact.
+        before = max(0, start - scored_count - unscored_count)
+        owned = select_newest(hits, is_owned_by_another).limit(end - start - len(found)).offset(before)
+        found += connection.scalars(owned)
+    return found
 
 
 def _scored_places(place: int) -> int:
@@ -203,12 +212,13 @@ def _scored(hits: Hits, last_scored: tuple[int, int] | None) -> Select[Any]:
     columns = by_score.c
     order = (desc(columns.score), desc(columns.listing_seq))
     if hits.lead_size > TOTAL_EXACT_MAX:
-        where = _has_place(columns, last_scored)
+        where = (*_has_place(columns, last_scored), not_(is_owned_by_another(columns.listing_seq)))
         every = Facet(source=by_score, seq=columns.listing_seq, where=where, index=_SCORE)
         return hits.select_by(every).order_by(*order)
     # Few listings: their rows are read and sorted.
     few, quality = hits.select().subquery(), quality_table.c
     found = select(quality.listing_seq).join(few, few.c[0] == quality.listing_seq)
+    found = found.where(not_(is_owned_by_another(quality.listing_seq)))
     return found.order_by(desc(quality.score), desc(quality.listing_seq))
 
 
@@ -217,5 +227,9 @@ def _unscored(hits: Hits, last_scored: tuple[int, int] | None) -> Select[Any]:
     with_score: Select[Any] = select(literal_column("1")).select_from(graded)
     with_score = with_score.where(*_has_place(graded.c, last_scored))
     return select_newest(
-        hits, lambda seq: with_score.where(graded.c.listing_seq == seq).limit(1).scalar_subquery().is_(None)
+        hits,
+        lambda seq: and_(
+            with_score.where(graded.c.listing_seq == seq).limit(1).scalar_subquery().is_(None),
+            not_(is_owned_by_another(seq)),
+        ),
     )

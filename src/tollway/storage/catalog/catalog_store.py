@@ -71,7 +71,7 @@ from tollway.storage.catalog.catalog_words import (
 )
 from tollway.storage.catalog.creation_store import finish_creation
 from tollway.storage.catalog.listing_vectors import mark_vectors
-from tollway.storage.catalog.reputation_store import end_stale_proof
+from tollway.storage.catalog.reputation_store import begin_ownership, renew_ownership
 from tollway.storage.catalog.search_blocks import change_features, list_features
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
@@ -544,6 +544,7 @@ def _publish(
     if is_shown(listing):
         _index_listing(connection, seq, listing)
         mark_vectors(connection, seq, revision=listing.revision, is_shown=True)
+    begin_ownership(connection, seq, listing)
 
 
 def _revise(
@@ -572,10 +573,10 @@ def _revise(
     connection.execute(delete(document_table).where(document_table.c.listing_seq == row.seq))
     _write_document(connection, row.seq, listing)
     _renew_terms(connection, row.seq, listing, heads, now_ms=now_ms)
-    end_stale_proof(connection, row.seq, listing, events=events, now_ms=now_ms)
     if row.is_shown or is_shown(listing):
         _index_listing(connection, row.seq, listing, was_shown=row.is_shown, currency=row.currency)
         mark_vectors(connection, row.seq, revision=expected_revision + 1, is_shown=is_shown(listing))
+    renew_ownership(connection, row.seq, listing, was_shown=row.is_shown, events=events, now_ms=now_ms)
     stored = connection.execute(select(listing_table).where(listing_table.c.seq == row.seq)).one()
     revised = read_listing(
         stored, auth=listing.upstream_auth, forward_secret=listing.forward_secret, openapi=listing.openapi

@@ -28,6 +28,7 @@ from sqlalchemy import (
     UniqueConstraint,
     bindparam,
     select,
+    update,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -228,6 +229,12 @@ total_table = Table(
 )
 add_statement(total_table, "INSERT INTO listing_total (id, shown, vector_changes) VALUES (1, 0, 0)")
 
+
+def lock_total(connection: Connection) -> None:
+    """Changes of the index of words, and of the owners of origins, happen one after the other. A transaction locks the row of its listing before."""
+    connection.execute(update(total_table).values(shown=total_table.c.shown))
+
+
 IS_DUE = "due_revision IS NOT NULL"
 
 listing_vector_table = Table(
@@ -246,7 +253,8 @@ change of `bits`, and no lower number is committed later. `due_revision`: the re
 
 
 IS_VERIFIED = "verified_ms IS NOT NULL"
-"""The index and the query have the same literal text."""
+IS_UNPROVED = "verified_ms IS NULL"
+"""The indexes and the queries have the same literal texts."""
 
 quality_day_table = Table(
     "listing_quality_day",
@@ -298,14 +306,18 @@ ownership_table = Table(
     Column("method", String(20)),
     Column("signer", LargeBinary(20)),
     Column("verified_ms", BigInteger),
-    Column("checked_ms", BigInteger, nullable=False),
+    Column("checked_ms", BigInteger),
     Column("failures", Integer, nullable=False),
+    Column("owned_by_another", Boolean, nullable=False),
     PrimaryKeyConstraint("listing_seq", name="pk_listing_ownership"),
     partial_index("ix_listing_ownership_origin", IS_VERIFIED, "origin", "listing_seq"),
+    partial_index("ix_listing_ownership_unproved", IS_UNPROVED, "origin", "listing_seq"),
     partial_index("ix_listing_ownership_due", IS_VERIFIED, "checked_ms", "listing_seq"),
     partial_index("ix_listing_ownership_verified", IS_VERIFIED, "listing_seq"),
 )
-"""Listings whose ownership was checked, without retired ones. `failures`: the number of checks without a proof since the last proof."""
+"""One row for each listing that is not retired. `checked_ms`: None before the first check. `failures`: the number of checks without a proof since the last
+proof. `owned_by_another`: the listing has no proof, and the origin has an owner (`reputation_store.find_owner`) with another wallet. It changes under the lock of
+`listing_total`."""
 
 
 _EMPTY = "[]"
@@ -498,7 +510,7 @@ _REPUTED = listing_table.outerjoin(
 ).outerjoin(ownership_table, ownership_table.c.listing_seq == listing_table.c.seq)
 _REPUTATION_COLUMNS = (
     *(quality_table.c[name] for name in ("calls", "success_ppm", "p50_ms", "p95_ms")),
-    ownership_table.c.verified_ms,
+    *(ownership_table.c[name] for name in ("verified_ms", "owned_by_another")),
 )
 _PUBLIC_COLUMNS = tuple(
     one for one in listing_table.c if not one.name.startswith(("auth_", "forward_sealed"))
@@ -531,8 +543,8 @@ def find_reputation(connection: Connection, listing_id: ListingId) -> Reputation
 
 
 def _read_reputation(values: Sequence[Any]) -> Reputation:
-    calls, success_ppm, p50_ms, p95_ms, verified_ms = values
+    calls, success_ppm, p50_ms, p95_ms, verified_ms, owned_by_another = values
     quality = None
     if calls is not None:
         quality = Quality(calls=calls, success_ppm=success_ppm, p50_ms=p50_ms, p95_ms=p95_ms)
-    return Reputation(quality=quality, verified_ms=verified_ms)
+    return Reputation(quality=quality, verified_ms=verified_ms, is_owned_by_another=bool(owned_by_another))

@@ -1,7 +1,8 @@
 """Proved ownership and measured quality of listings in SQL: the ports of `registry/ownership.py` and `registry/quality.py` on both dialects.
 
 Ownership: this module fetches no origin. A proof is written under a lock of its listing. An edit that ends a proof does so in the same
-transaction (`end_stale_proof`): a proof for an old endpoint never counts for a new one.
+transaction (`renew_ownership`): a proof for an old endpoint never counts for a new one. Each unproved listing says whether another wallet owns its origin: that
+is written when a listing is published or moved, and when a proof begins or ends to count, so that a search reads it with the listing.
 
 Quality: the counts of a day only grow, and are written in the order of their key, so that gateways that write at the same time do not
 deadlock. A sum contains all earlier additions. On PostgreSQL it is made under a lock of its listing's row. On SQLite, with one gateway,
@@ -13,7 +14,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, text, tuple_, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    bindparam,
+    delete,
+    false,
+    func,
+    insert,
+    not_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
@@ -21,16 +35,26 @@ from tollway.bounded_cache import BoundedDict
 from tollway.ids import Address, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.listing import Listing
-from tollway.registry.ownership import Challenge, Method, Ownership, OwnershipClaim, apply_check, is_still_of
+from tollway.registry.ownership import (
+    Challenge,
+    Method,
+    OriginOwner,
+    Ownership,
+    OwnershipClaim,
+    apply_check,
+    is_still_of,
+)
 from tollway.registry.quality import Bucket, QualityCounts, first_day, score_listing, summarise
 from tollway.storage.catalog.catalog_tables import (
+    IS_UNPROVED,
     IS_VERIFIED,
+    is_shown,
     listing_table,
+    lock_total,
     ownership_table,
     quality_day_table,
     quality_table,
     read_networks,
-    total_table,
 )
 from tollway.storage.catalog.search_blocks import change_features, rate_feature
 from tollway.storage.engine.database import Database
@@ -83,7 +107,7 @@ class OwnershipStore:
     async def find_due(self, *, before_ms: int, limit: int) -> tuple[OwnershipClaim, ...]:
         return await self._database.read(lambda connection: find_due(connection, before_ms, limit))
 
-    async def find_owner(self, origin: str) -> Address | None:
+    async def find_owner(self, origin: str) -> OriginOwner | None:
         return await self._database.read(lambda connection: find_owner(connection, origin))
 
     async def is_verified(self, listing_id: ListingId) -> bool:
@@ -98,29 +122,83 @@ class OwnershipStore:
         return seen.is_verified
 
 
-def end_stale_proof(
-    connection: Connection, seq: int, listing: Listing, *, events: EventLog, now_ms: int
+def begin_ownership(connection: Connection, seq: int, listing: Listing) -> None:
+    """Writes the row of a new listing. Call it in the transaction that publishes it, after its row of `listing_total`."""
+    connection.execute(
+        insert(ownership_table).values(listing_seq=seq, **_values_of_unproved(connection, listing))
+    )
+
+
+def renew_ownership(
+    connection: Connection,
+    seq: int,
+    listing: Listing,
+    *,
+    was_shown: bool,
+    events: EventLog,
+    now_ms: int,
 ) -> None:
-    """Deletes the proof of a changed listing when it is for another origin or was signed by another payee, and the proof of a retired listing, so
-    that its origin is free. A listing that is still for sale has lost its ownership then, which is an event. Call it in the transaction of the change."""
+    """Ends the proof of a changed listing when it is for another origin or was signed by another payee, and deletes the row of a retired listing, so
+    that its origin is free. A listing that is still for sale has lost its ownership then, which is an event. Call it in the transaction of the change, after
+    the row of `listing_total`."""
     named = ownership_table.c.listing_seq == seq
     row = connection.execute(select(ownership_table).where(named)).one_or_none()
     if row is None:
         return
-    known = _read(row)
-    is_kept = is_still_of(known, origin=_find_origin(listing.endpoint), pay_to=listing.pay_to)
-    if listing.retired_ms is None and is_kept:
-        return
-    connection.execute(delete(ownership_table).where(named))
-    update_score(connection, seq)
-    if listing.retired_ms is None and known.is_verified:
+    origin = _find_origin(listing.endpoint)
+    is_proved = row.verified_ms is not None
+    is_kept = is_still_of(_read(row), origin=origin, pay_to=listing.pay_to)
+    if listing.retired_ms is not None:
+        connection.execute(delete(ownership_table).where(named))
+    elif not is_kept:
+        connection.execute(
+            update(ownership_table).where(named).values(_values_of_unproved(connection, listing))
+        )
+    if is_proved and (listing.retired_ms is not None or not is_kept):
+        update_score(connection, seq)
+    if is_proved and (listing.retired_ms is not None or not is_kept or was_shown != is_shown(listing)):
+        _mark_owned(connection, row.origin)
+    if is_proved and not is_kept and listing.retired_ms is None:
         _write_loss(connection, listing.id, listing.provider, events=events, now_ms=now_ms)
+
+
+def _values_of_unproved(connection: Connection, listing: Listing) -> dict[str, Any]:
+    origin = _find_origin(listing.endpoint)
+    owner = find_owner(connection, origin)
+    return {
+        "origin": origin,
+        "method": None,
+        "signer": None,
+        "verified_ms": None,
+        "checked_ms": None,
+        "failures": 0,
+        "owned_by_another": owner is not None and owner.provider != listing.provider,
+    }
+
+
+def _mark_owned(connection: Connection, origin: str) -> None:
+    """Writes which unproved listings of an origin have another wallet as its owner. Call it where a proof of the origin begins or ends to count, under the lock of
+    `listing_total`: a listing that is published at the same time finds the owner, or is found here."""
+    owner = find_owner(connection, origin)
+    owned, listing = ownership_table.c, listing_table.c
+    is_owned = false() if owner is None else listing.provider != bytes(owner.provider)
+    changed = (
+        select(owned.listing_seq)
+        .join(listing_table, listing.seq == owned.listing_seq)
+        .where(text(IS_UNPROVED), owned.origin == origin, owned.owned_by_another != is_owned)
+    )
+    connection.execute(
+        update(ownership_table)
+        .where(owned.listing_seq.in_(changed))
+        .values(owned_by_another=not_(owned.owned_by_another))
+    )
 
 
 def _find(connection: Connection, listing_id: ListingId) -> Ownership | None:
     owned, listing = ownership_table.c, listing_table.c
     query = select(ownership_table).join(listing_table, listing.seq == owned.listing_seq)
-    row = connection.execute(query.where(listing.id == listing_id)).one_or_none()
+    query = query.where(listing.id == listing_id, owned.checked_ms.is_not(None))
+    row = connection.execute(query).one_or_none()
     return None if row is None else _read(row)
 
 
@@ -142,9 +220,12 @@ def _record_check(
     if row is None or _is_changed(row, challenge):
         return None
     named = ownership_table.c.listing_seq == row.seq
-    known = connection.execute(select(ownership_table).where(named)).one_or_none()
-    before = None if known is None else _read(known)
+    known = connection.execute(select(ownership_table).where(named)).one()
+    before = None if known.checked_ms is None else _read(known)
     after = apply_check(before, challenge, proved, now_ms=now_ms, failures_max=failures_max)
+    is_moved = after.is_verified != (before is not None and before.is_verified)
+    if is_moved:
+        lock_total(connection)
     values = {
         "origin": after.origin,
         "method": after.method,
@@ -152,12 +233,12 @@ def _record_check(
         "verified_ms": after.verified_ms,
         "checked_ms": after.checked_ms,
         "failures": after.failures,
+        "owned_by_another": known.owned_by_another and not after.is_verified,
     }
-    if known is None:
-        connection.execute(insert(ownership_table).values(listing_seq=row.seq, **values))
-    else:
-        connection.execute(update(ownership_table).where(named).values(values))
-    update_score(connection, row.seq)
+    connection.execute(update(ownership_table).where(named).values(values))
+    if is_moved:
+        update_score(connection, row.seq)
+        _mark_owned(connection, challenge.origin)
     if before is not None and before.is_verified and not after.is_verified:
         _write_loss(connection, challenge.listing_id, challenge.provider, events=events, now_ms=now_ms)
     return after
@@ -201,17 +282,17 @@ def find_due(connection: Connection, before_ms: int, limit: int) -> tuple[Owners
     )
 
 
-def find_owner(connection: Connection, origin: str) -> Address | None:
+def find_owner(connection: Connection, origin: str) -> OriginOwner | None:
     owned, listing = ownership_table.c, listing_table.c
     oldest = (
-        select(listing.provider)
+        select(listing.id, listing.provider)
         .join(ownership_table, owned.listing_seq == listing.seq)
-        .where(text(IS_VERIFIED), owned.origin == origin)
+        .where(text(IS_VERIFIED), owned.origin == origin, listing.is_shown.is_(True))
         .order_by(owned.listing_seq)
         .limit(1)
     )
-    provider = connection.scalar(oldest)
-    return None if provider is None else Address(provider)
+    row = connection.execute(oldest).one_or_none()
+    return None if row is None else OriginOwner(listing_id=ListingId(row.id), provider=Address(row.provider))
 
 
 def _find_origin(endpoint: str) -> str:
@@ -361,7 +442,7 @@ def _write_sums(connection: Connection, sums: _Sums, today: int) -> None:
     after = _read_rates(connection, seqs)
     changed = [seq for seq in seqs if before.get(seq) != after.get(seq)]
     if changed:
-        connection.execute(update(total_table).values(shown=total_table.c.shown))
+        lock_total(connection)
     for seq in changed:
         change_features(connection, seq, before=before.get(seq, ()), after=after.get(seq, ()))
 

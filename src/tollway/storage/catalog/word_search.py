@@ -26,6 +26,7 @@ from tollway.storage.catalog.catalog_facets import (
 )
 from tollway.storage.catalog.catalog_tables import (
     listing_table,
+    ownership_table,
     quality_table,
     search_table,
     total_table,
@@ -299,18 +300,23 @@ def _rank(
         return []
     listings = connection.scalar(select(total_table.c.shown)) or 0
     rarities = [measure_rarity(count, listings) for count in understood.counts]
-    factors = {seq: rate_weight(ppm) for seq, ppm in _RATES.fetch(connection, seqs=every)}
+    standings = _STANDINGS.fetch(connection, seqs=every)
+    factors = {seq: rate_weight(ppm) for seq, _, ppm in standings if ppm is not None}
     ranks = []
     for seq, weights in read_weights(connection, seqs).items():
         rank = rank_words(weights, understood.terms, rarities)
         ranks.append((seq, rank._replace(score=rank.score * factors.get(seq, 1.0))))
     return order_candidates(
-        ranks, [(one.seq, one.similarity * factors.get(one.seq, 1.0)) for one in proposed]
+        ranks,
+        [(one.seq, one.similarity * factors.get(one.seq, 1.0)) for one in proposed],
+        last={seq for seq, is_owned_by_another, _ in standings if is_owned_by_another},
     )
 
 
-_RATES = Prepared(
-    select(quality_table.c.listing_seq, quality_table.c.success_ppm).where(
-        Within(quality_table.c.listing_seq, "seqs")
+_STANDINGS = Prepared(
+    select(ownership_table.c.listing_seq, ownership_table.c.owned_by_another, quality_table.c.success_ppm)
+    .select_from(
+        ownership_table.outerjoin(quality_table, quality_table.c.listing_seq == ownership_table.c.listing_seq)
     )
+    .where(Within(ownership_table.c.listing_seq, "seqs"))
 )

@@ -299,21 +299,33 @@ class WebhookOutbox:
         await write_retried(self._database, work, flush=False)
 
     async def end_challenge(
-        self, challenge: DueChallenge, *, echo: Echo, is_slow: bool, next_ms: int | None, now_ms: int
+        self,
+        challenge: DueChallenge,
+        response: Response,
+        *,
+        echo: Echo,
+        sent_ms: int,
+        next_ms: int | None,
+        now_ms: int,
     ) -> None:
         def work(connection: Connection) -> None:
             at = (_endpoint.id == challenge.endpoint_id, text(UNCONFIRMED))
-            values: dict[str, Any] = {"due_ms": next_ms}
+            error = response.error or ("wallet_missing" if echo is Echo.CHALLENGE else None)
+            if error is None and response.is_success:
+                error = "not_echoed"
+            values: dict[str, Any] = {"due_ms": next_ms, "challenge_error": error}
             if self._counts(connection, challenge, echo):
                 values = {
                     "state": EndpointState.ACTIVE.value,
                     "active_from_ms": self._take_activation(connection, challenge.endpoint_id, now_ms),
                     "due_ms": None,
+                    "challenge_error": None,
                 }
             elif next_ms is None:
                 values |= {"state": EndpointState.DISABLED.value, "reason": Reason.NOT_CONFIRMED.value}
             ended = update(endpoint_table).where(*at)
-            connection.execute(ended.values(tries=challenge.tries + 1, is_slow=is_slow, **values))
+            values |= {"challenge_ms": sent_ms, "challenge_status": response.status}
+            connection.execute(ended.values(tries=challenge.tries + 1, is_slow=response.is_silent, **values))
 
         await write_retried(self._database, work)
 

@@ -53,6 +53,7 @@ from tollway.webhooks.endpoints import (
     NotRegistered,
     Reason,
     Resent,
+    SentChallenge,
     WebhookDelivery,
     WebhookEndpoint,
 )
@@ -320,6 +321,19 @@ def _parse_endpoint(row: Row[Any]) -> WebhookEndpoint:
         gap_to_ms=row.gap_to_ms,
         pending=row.pending,
         dead=row.dead,
+        challenge=_parse_challenge(row),
+    )
+
+
+def _parse_challenge(row: Row[Any]) -> SentChallenge | None:
+    if row.challenge_ms is None:
+        return None
+    return SentChallenge(
+        tries=row.tries,
+        sent_ms=row.challenge_ms,
+        status=row.challenge_status,
+        error=row.challenge_error,
+        next_ms=row.due_ms if row.state == EndpointState.UNCONFIRMED.value else None,
     )
 
 

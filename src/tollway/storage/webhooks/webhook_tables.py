@@ -45,6 +45,9 @@ endpoint_table = Table(
     Column("secret_sealed", LargeBinary),
     Column("challenge", Text, nullable=False),
     Column("tries", Integer, nullable=False),
+    Column("challenge_ms", BigInteger),
+    Column("challenge_status", Integer),
+    Column("challenge_error", String(32)),
     Column("due_ms", BigInteger),
     Column("is_slow", Boolean, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
@@ -59,7 +62,7 @@ endpoint_table = Table(
     sqlite_autoincrement=True,
 )
 """`number` is never used again: deliveries of a removed endpoint may still have it. `types`: separated by spaces. `network`: the client address that registered
-the endpoint, as rates count it. `is_slow`: the last attempt had no response within its deadline."""
+the endpoint, as rates count it. `tries`: of its challenge. `challenge_ms`, `challenge_status`, `challenge_error`: the time of the last one, its response, and why that does not confirm. `is_slow`: the last attempt had no response within its deadline."""
 
 event_table = Table(
     "webhook_event",

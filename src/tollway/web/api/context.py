@@ -114,8 +114,8 @@ class WebContext:
     """Whether an endpoint answers a request without the listing's secret."""
     read_heads: Callable[[Sequence[ChainId]], Awaitable[HeadTimes]]
     """The time of the newest block of each network that responds. Raises nothing."""
-    find_owner: Callable[[str], Awaitable[Address | None]] | None
-    """The wallet that has proved an origin; None where the operator requires no proof."""
+    requires_ownership: bool
+    """Whether a listing without a proof is neither listed nor called."""
     ownerships: Ownerships
     ownership_checker: OwnershipChecker
     trials: TrialCalls

@@ -43,6 +43,7 @@ from tollway.registry.metering import OfferedPrice
 from tollway.web.api.context import WebContext
 from tollway.web.api.listing_edits import find_public_listing
 from tollway.web.api.listing_json import IsOffered, etag_of, etag_response, render_json
+from tollway.web.api.ownership_routes import find_other_owner
 from tollway.web.http.problems import refuse_fields
 from tollway.web.http.query import QueryModel, format_time, parsed, read_query, whole_number
 
@@ -389,6 +390,9 @@ class DocumentRoutes:
                 listing, None, await asyncio.to_thread(list_operations, listing)
             )
         reputation = await context.catalog.reputation(listing.id)
+        owned_by = None
+        if reputation.is_owned_by_another:
+            owned_by = await find_other_owner(context, listing)
         return ListingView(
             listing=listing,
             operations=operations,
@@ -399,6 +403,7 @@ class DocumentRoutes:
             },
             public_url=context.encoder.public_url,
             verified_at=None if reputation.verified_ms is None else format_time(reputation.verified_ms),
+            owned_by=owned_by,
             quality=reputation.quality,
             has_mpp=has_mpp(context, listing, list_prices(listing, operations)),
             is_bound_only=context.is_bound_required or listing.signature == "bound",

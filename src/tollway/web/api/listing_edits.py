@@ -42,7 +42,12 @@ from tollway.registry.moderation import (
     describe_suspension,
     explain_block,
 )
-from tollway.registry.ownership import DOCUMENT_PATH, OWNED_BY_ANOTHER, UNVERIFIED_WARNING
+from tollway.registry.ownership import (
+    DOCUMENT_PATH,
+    OWNED_BY_ANOTHER,
+    OWNED_WARNING,
+    UNVERIFIED_WARNING,
+)
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.web.api.context import WebContext
 from tollway.web.api.idempotent_create import lost_key_refusal
@@ -387,9 +392,12 @@ class ListingEdits:
         return endpoint
 
     async def _refuse_owned_by_another(self, endpoint: Endpoint, provider: Address) -> None:
-        find_owner = self._context.find_owner
-        if find_owner is not None and await find_owner(endpoint.origin) not in (None, provider):
+        if self._context.requires_ownership and await self._is_owned_by_another(endpoint, provider):
             raise Refusal(OWNED_BY_ANOTHER)
+
+    async def _is_owned_by_another(self, endpoint: Endpoint, provider: Address) -> bool:
+        owner = await self._context.ownerships.find_owner(endpoint.origin)
+        return owner is not None and owner.provider != provider
 
     async def _with_document(self, draft: Draft, url: str, writer: ListingWriter) -> Draft:
         document = await self.read_document(url, writer)
@@ -434,13 +442,13 @@ class ListingEdits:
         found = list(list_warnings(listing, context.draft_rules.assets))
         if await context.catalog.is_payee_shared(listing.pay_to, listing.provider):
             found.append(PAYTO_SHARED)
-        if not listing.price.is_free:
-            endpoint = parse_endpoint(
-                listing.endpoint, allow_private=context.draft_rules.allow_private_endpoints
-            )
-            if isinstance(endpoint, Endpoint) and await context.is_unprotected(endpoint):
+        endpoint = parse_endpoint(listing.endpoint, allow_private=context.draft_rules.allow_private_endpoints)
+        if isinstance(endpoint, Endpoint):
+            if not listing.price.is_free and await context.is_unprotected(endpoint):
                 found.append(ENDPOINT_UNPROTECTED)
-        if context.find_owner is not None and not reputation.is_verified:
+            if not reputation.is_verified and await self._is_owned_by_another(endpoint, listing.provider):
+                found.append(OWNED_WARNING)
+        if context.requires_ownership and not reputation.is_verified:
             found.append(UNVERIFIED_WARNING)
         return tuple(found)
 

@@ -9,6 +9,7 @@ from starlette.routing import Route, Router
 
 from tollway.errors import Code, Problem, Refusal, refuse
 from tollway.ids import Address, ListingId
+from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.outbound.probes import OwnershipEvidence
 from tollway.rate_limits.limiter import Quota
 from tollway.registry.listing import Listing
@@ -126,6 +127,13 @@ class OwnershipChecks:
         if block is not None:
             raise Refusal(explain_block(block))
         return listing
+
+
+async def find_other_owner(context: WebContext, listing: Listing) -> ListingId | None:
+    """The listing with which another wallet has proved the origin of this one."""
+    endpoint = parse_endpoint(listing.endpoint, allow_private=True)
+    owner = await context.ownerships.find_owner(endpoint.origin) if isinstance(endpoint, Endpoint) else None
+    return None if owner is None or owner.provider == listing.provider else owner.listing_id
 
 
 def ownership_json(challenge: Challenge, known: Ownership | None) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from tollway.web.api.listing_edits import (
 )
 from tollway.web.api.listing_json import etag_of, render_json
 from tollway.web.api.listing_routes import LIMIT_MAX
-from tollway.web.api.ownership_routes import OwnershipChecks
+from tollway.web.api.ownership_routes import OwnershipChecks, find_other_owner
 from tollway.web.api.sums_routes import SalesParameters, make_sales_query
 from tollway.web.api.trial_routes import TrialRequests
 from tollway.web.http.problems import status_of
@@ -240,6 +240,7 @@ class ListingPages:
             api=None,
             done="",
             secret="",
+            owned_by=None,
             **self._form_records(form, None),
         )
 
@@ -348,6 +349,7 @@ class ListingPages:
         trial: "ShownTrial | None" = None,
     ) -> Response:
         challenge, known = await self._checks.read(listing)
+        is_proved = known is not None and known.is_verified
         return self._respond(
             request,
             reader,
@@ -360,6 +362,8 @@ class ListingPages:
             else sum(not one.is_any for one in list_operations(listing)),
             challenge=challenge,
             known=known,
+            is_proved=is_proved,
+            owned_by=None if is_proved else await find_other_owner(self._context, listing),
             evidence={} if evidence is None else evidence.of,
             done=done,
             secret=secret,

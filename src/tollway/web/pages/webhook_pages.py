@@ -17,6 +17,7 @@ from tollway.web.http.query import read_query
 from tollway.web.pages.page_session import Fields, PageAccess, Reader, read_field, redirect_to
 from tollway.webhooks.endpoints import WebhookEndpoint
 from tollway.webhooks.events import EventType
+from tollway.webhooks.schedule import CHALLENGES_MAX
 
 WEBHOOKS = "/my/webhooks"
 _ONE = "/my/webhooks/{webhook_id}"
@@ -111,6 +112,7 @@ class WebhookPages:
             endpoint=endpoint,
             rows=shown,
             older=shown[-1].event_id if len(found) > len(shown) else None,
+            challenges_max=CHALLENGES_MAX,
             state=query.state,
             done=query.done,
         )

@@ -483,6 +483,9 @@ CREATE TABLE webhook_endpoint (
   secret_sealed BLOB,
   challenge TEXT NOT NULL,
   tries INTEGER NOT NULL,
+  challenge_ms BIGINT,
+  challenge_status INTEGER,
+  challenge_error VARCHAR(32),
   due_ms BIGINT,
   is_slow BOOLEAN NOT NULL,
   created_ms BIGINT NOT NULL,
@@ -650,13 +653,16 @@ CREATE TABLE listing_ownership (
   method VARCHAR(20),
   signer BLOB,
   verified_ms BIGINT,
-  checked_ms BIGINT NOT NULL,
+  checked_ms BIGINT,
   failures INTEGER NOT NULL,
+  owned_by_another BOOLEAN NOT NULL,
   CONSTRAINT pk_listing_ownership PRIMARY KEY (listing_seq),
   CONSTRAINT fk_listing_ownership_listing FOREIGN KEY(listing_seq) REFERENCES listing (seq)
 );
 
 CREATE INDEX ix_listing_ownership_origin ON listing_ownership (origin, listing_seq) WHERE verified_ms IS NOT NULL;
+
+CREATE INDEX ix_listing_ownership_unproved ON listing_ownership (origin, listing_seq) WHERE verified_ms IS NULL;
 
 CREATE INDEX ix_listing_ownership_due ON listing_ownership (checked_ms, listing_seq) WHERE verified_ms IS NOT NULL;
 
