@@ -17,13 +17,24 @@ from tests.kit.ledger_records import (
     authorized_claim,
     claim_on,
     close_of,
+    finish_of,
     new_payment,
     transfer_in,
+    wait_finished,
 )
 from tests.kit.sql_ledger import SqlLedger
 from tests.kit.webhooks import WebhookHarness
 from tollway.ids import Address
-from tollway.ledger.records import CallState
+from tollway.ledger.records import CallState, Usage
+from tollway.money import Price
+from tollway.registry.metering import (
+    Measured,
+    MeteredPart,
+    Metering,
+    QuantitySource,
+    write_formulas,
+    write_measured,
+)
 from tollway.storage.engine.database import Database
 from tollway.storage.webhooks.webhook_events import STALE_S, EventLog
 from tollway.webhooks.events import EventType
@@ -100,6 +111,26 @@ async def charge_without_a_plain_end(ledger: Ledger) -> None:
     claim = await ledger.claim(await ledger.pay())
     await ledger.take()
     await ledger.books.close(ends(claim, upstream_status=None))
+
+
+FORMULA = Metering(
+    base=Price.parse("0"),
+    absent="max",
+    shows_header=True,
+    parts=(MeteredPart(unit="byte", unit_price_atto=10**12, per=1, source=QuantitySource(is_bytes=True)),),
+)
+
+
+async def charge_a_metered_call(ledger: Ledger) -> None:
+    """The head makes no event: the price is not known yet."""
+    metering = write_formulas((FORMULA,))
+    claim = await ledger.claim(await ledger.pay(), price_units=9, metering=metering)
+    await ledger.take()
+    await ledger.books.close(ends(claim, is_metered=True))
+    assert await ledger.take() == []
+    usage = Usage(actual_units=4, quantities=write_measured(Measured(((4,),))))
+    ledger.books.finish(finish_of(claim, usage=usage))
+    await wait_finished(ledger.books, claim.call_id)
 
 
 async def release(ledger: Ledger) -> None:
@@ -202,6 +233,7 @@ CREDITED, REORGED = EventType.PAYMENT_CREDITED, EventType.PAYMENT_REORGED
 MOVES: dict[Callable[[Ledger], Awaitable[Any]], list[tuple[str, str | None]]] = {
     charge: [(CHARGED, "consumed")],
     charge_without_a_plain_end: [(CHARGED, "consumed")],
+    charge_a_metered_call: [(CHARGED, "consumed")],
     release: [],
     hold: [(HELD_TYPE, "unknown")],
     release_by_the_clock: [(RESOLVED, "released")],

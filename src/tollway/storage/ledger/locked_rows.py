@@ -214,7 +214,7 @@ class LockedRows:
                 EventType.CALL_CHARGED,
                 (call.provider, call.payer),
                 subject=call.id,
-                state=after.value,
+                state=CallState.CONSUMED.value,
                 at_ms=moved_ms,
             )
 
