@@ -123,12 +123,12 @@ class QuickExchange:
     def is_read(self) -> bool:
         return not self._rest
 
-    def take_whole(self) -> bytes:
+    def take_whole(self, bytes_max: int) -> bytes:
         rest, self._rest = self._rest, b""
         return rest
 
     async def read_chunk(self) -> bytes:
-        return self.take_whole()
+        return self.take_whole(len(self._rest))
 
     def close(self) -> None: ...
 

@@ -214,10 +214,10 @@ class PointExchange(UpstreamExchange):
             await asyncio.sleep(SENT_POLL_S)
         _POINTS.kill_at("sent-no-head", self._path)
 
-    def take_whole(self) -> bytes | None:
+    def take_whole(self, bytes_max: int) -> bytes | None:
         """None for the points that lie between a close and the end of its body: one that is whole is closed with its end."""
         points = {_point_of(self._path, action) for action in ("kill", "halt")}
-        return None if points & {"mid-body", "unfinished"} else super().take_whole()
+        return None if points & {"mid-body", "unfinished"} else super().take_whole(bytes_max)
 
     async def read_chunk(self) -> bytes:
         chunk = await super().read_chunk()

@@ -123,9 +123,6 @@ class Proxy:
 
     def open_exchange(self, payment: CallPayment) -> UpstreamExchange:
         """Raises Refusal for a header that cannot be written."""
-        return self._http_client.connect(self._build_request(payment))
-
-    def _build_request(self, payment: CallPayment) -> UpstreamRequest:
         request, route = payment.request, payment.route
         if payment.fields is None:
             listing = route.entry.listing
@@ -137,13 +134,15 @@ class Proxy:
                 secret=(auth.name, auth.reveal()) if auth is not None and auth.location == "header" else None,
                 usage_headers=list_usage_headers(payment.formulas) if payment.formulas else None,
             )
-        return UpstreamRequest(
-            method=request.method,
-            endpoint=route.endpoint,
-            target=route.target,
-            fields=render_fields(payment.fields, request.headers),
-            body=payment.body.content,
-            content_length=payment.body.length,
+        return self._http_client.connect(
+            UpstreamRequest(
+                method=request.method,
+                endpoint=route.endpoint,
+                target=route.target,
+                fields=render_fields(payment.fields, request.headers),
+                body=payment.body.content,
+                content_length=payment.body.length,
+            )
         )
 
     # ---- From the claim to the head.
@@ -165,7 +164,7 @@ class Proxy:
             upstream.ended = await self._end_without_head(exchange, payment, exc)
             raise
         payment.drop_content()
-        upstream.record_reached()
+        self.breaker.record_reached(payment.route.endpoint.origin)
         upstream.meter = meter = self._open_meter(upstream, payment) if payment.formulas else None
         return await self._answer(exchange, payment, sent_ms, meter)
 
@@ -334,7 +333,7 @@ class Proxy:
         state = _format_state(after, payment)
         body = None
         if payment.is_ended_by_close and not is_foreign_402:
-            body = self._take_body(upstream) if meter is None else meter.body
+            body = upstream.take_whole(self._limits.buffer_bytes) if meter is None else meter.body
         close = self._build_close(
             payment,
             after,
@@ -355,7 +354,8 @@ class Proxy:
         match captured:
             case Closed(remaining_units=remaining_units):
                 self._count_quality(payment, close, state)
-                state = _format_closed(captured, after, payment)
+                if captured.is_reorged:
+                    state = _format_closed(captured, after, payment)
             case CaptureFailed(problem=problem, headers=failure):
                 headers = [*call_headers(payment, "released"), *failure]
                 raise self._refuse(payment, problem, "released", headers)
@@ -401,11 +401,6 @@ class Proxy:
             )
             await asyncio.shield(payment.capture(close, _collect_nothing))
             raise
-
-    def _take_body(self, upstream: UpstreamExchange) -> bytes | None:
-        """Returns the whole body where it arrived with the head and fits one message; else None, without reading any of it."""
-        length = upstream.length
-        return upstream.take_whole() if length is not None and length <= self._limits.buffer_bytes else None
 
     def _build_close(
         self,
@@ -611,10 +606,8 @@ class HeldConnection:
         if self.reservation is not None and (exc is not None or self.meter is None or self.meter.is_ended):
             self.reservation.give_back()
         if self._payment.claimed is None and (exc is None or isinstance(exc, Refusal)):
-            self.record_reached()  # the ledger refused the claim, or another request was faster
-
-    def record_reached(self) -> None:
-        self._breaker.record_reached(self._payment.route.endpoint.origin)
+            # The ledger refused the claim, or another request was faster.
+            self._breaker.record_reached(self._payment.route.endpoint.origin)
 
 
 EndWithoutHead = tuple[CallState, Closed | None]

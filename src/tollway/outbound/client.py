@@ -354,10 +354,13 @@ class UpstreamExchange:
             self.close()
         return chunk
 
-    def take_whole(self) -> bytes | None:
-        """Once it is returned, the connection is free. None: the body is not complete, and nothing of it is read."""
+    def take_whole(self, bytes_max: int) -> bytes | None:
+        """The whole body, where it has arrived with its length in the head and has at most `bytes_max`; the connection is free then. Else None,
+        and nothing of it is read."""
         connection = self._connection
-        body = None if connection is None else connection.take_whole()
+        if connection is None or self.length is None or self.length > bytes_max:
+            return None
+        body = connection.take_whole()
         if body is not None:
             self.is_read = True
             self._end()

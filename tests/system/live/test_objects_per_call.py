@@ -53,12 +53,12 @@ class Bound:
         )
 
 
-UNKNOWN = Bound(in_call=5, in_transactions=0, functions=72, modules=23, moves=90)
-UNPAID = Bound(in_call=9, in_transactions=0, functions=116, modules=39, moves=110)
-FREE = Bound(in_call=19, in_transactions=7, functions=310, modules=64, moves=370)
-CREDIT_PLAIN = Bound(in_call=18, in_transactions=7, functions=325, modules=62, moves=390)
-CREDIT_BOUND = Bound(in_call=21, in_transactions=8, functions=340, modules=63, moves=400)
-AUTHORIZED = Bound(in_call=48, in_transactions=37, functions=740, modules=110, moves=1_700)
+UNKNOWN = Bound(in_call=5, in_transactions=0, functions=37, modules=16, moves=60)
+UNPAID = Bound(in_call=9, in_transactions=0, functions=81, modules=34, moves=80)
+FREE = Bound(in_call=19, in_transactions=7, functions=224, modules=59, moves=280)
+CREDIT_PLAIN = Bound(in_call=17, in_transactions=7, functions=225, modules=54, moves=280)
+CREDIT_BOUND = Bound(in_call=21, in_transactions=8, functions=243, modules=57, moves=300)
+AUTHORIZED = Bound(in_call=48, in_transactions=37, functions=650, modules=104, moves=1_100)
 
 EARLY_LOOK = 5
 """Objects of one look for a receipt before the chain has mined it. The chain and the clock decide how often a call looks."""
