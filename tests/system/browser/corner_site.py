@@ -98,15 +98,16 @@ class CornerSite:
                 await watched.context.add_cookies([{**cookie, "url": PUBLIC_URL}])
             yield watched
 
-    @contextlib.asynccontextmanager
-    async def open_admin(
-        self, browser: Browser, client: httpx.AsyncClient, **options: Any
-    ) -> AsyncIterator[WatchedPage]:
-        """A window of the operator's address, in the session of the client."""
-        own = {"host": HOST, "cookie": client.headers.get("cookie", "")}
-        async with watch_page(browser, ORIGIN, **options) as watched:
-            await watched.context.route("**/*", answer_by(client, **own))
-            yield watched
+
+@contextlib.asynccontextmanager
+async def open_admin(
+    browser: Browser, client: httpx.AsyncClient, **options: Any
+) -> AsyncIterator[WatchedPage]:
+    """A window of the operator's address, in the session of the client."""
+    own = {"host": HOST, "cookie": client.headers.get("cookie", "")}
+    async with watch_page(browser, ORIGIN, **options) as watched:
+        await watched.context.route("**/*", answer_by(client, **own))
+        yield watched
 
 
 def at_corner(theme: Literal["light", "dark"], width: int) -> dict[str, Any]:

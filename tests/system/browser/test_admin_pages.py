@@ -150,6 +150,7 @@ async def test_findings_and_trends_are_refreshed_like_figures(browser: Browser, 
         "page": None,
     }
     answers = [[finding, command], [finding, command], []]
+    usual = ["0.25", "0.25", None]
     async with watch_operator_page(browser, await site.make_link()) as watched:
         page = watched.page
 
@@ -157,7 +158,8 @@ async def test_findings_and_trends_are_refreshed_like_figures(browser: Browser, 
             response = await route.fetch()
             content = await response.json()
             content["findings"] = answers.pop(0)
-            content["trends"]["callsPerSecond"] = {"usual": "0.25", "outline": "M0 16v-9h5v9z"}
+            content["trends"]["callsPerSecond"] = {"usual": usual.pop(0), "outline": "M0 16v-9h5v9z"}
+            content["outside"]["unknownCalls"] = bool(content["findings"])
             await route.fulfill(response=response, json=content)
 
         await page.clock.install()
@@ -174,7 +176,10 @@ async def test_findings_and_trends_are_refreshed_like_figures(browser: Browser, 
         await expect(findings.last.get_by_role("link")).to_have_count(0)
         await expect(findings.last.locator("code")).to_have_text("tollway gateway doctor")
         await expect(page.locator("[data-live-outline]").first).to_have_attribute("d", "M0 16v-9h5v9z")
-        await expect(page.locator('[data-live="trends.callsPerSecond.usual"]')).to_have_text("0.25")
+        trend = page.locator('[data-live="trends.callsPerSecond.usual"]')
+        tile = page.locator(".totals > div", has_text="Calls of unknown outcome")
+        await expect(trend).to_have_text("0.25")
+        await expect(tile).to_contain_text("▲ above normal")
         await watched.check()
         await findings.first.get_by_role("link", name="Look").focus()
         await page.clock.fast_forward(REFRESH_MS)
@@ -182,6 +187,8 @@ async def test_findings_and_trends_are_refreshed_like_figures(browser: Browser, 
         await page.clock.fast_forward(REFRESH_MS)
         await expect(page.get_by_text("Nothing needs you now")).to_be_visible()
         await expect(findings).to_have_count(0)
+        await expect(trend).to_be_hidden()
+        await expect(tile.locator(".outside")).to_be_hidden()
         await watched.check()
 
 

@@ -19,6 +19,7 @@ from tests.system.browser.corner_site import (
     STAMPS,
     CornerSite,
     at_corner,
+    open_admin,
     run_corner_site,
 )
 from tests.system.browser.watched_page import WatchedPage
@@ -182,7 +183,7 @@ async def test_pages_of_a_reader_with_rows(
 async def test_pages_of_the_operator_with_rows(
     browser: Browser, site: CornerSite, theme: Any, width: int
 ) -> None:
-    async with site.open_admin(browser, site.full.admin, **at_corner(theme, width)) as watched:
+    async with open_admin(browser, site.full.admin, **at_corner(theme, width)) as watched:
         await visit(watched, ADMIN_FULL)
 
 
@@ -198,7 +199,7 @@ async def test_pages_of_a_reader_without_rows(browser: Browser, site: CornerSite
 
 
 async def test_pages_of_the_operator_without_rows(browser: Browser, site: CornerSite) -> None:
-    async with site.open_admin(browser, site.empty.admin, **at_corner(*NARROW)) as watched:
+    async with open_admin(browser, site.empty.admin, **at_corner(*NARROW)) as watched:
         await visit(watched, ADMIN_EMPTY)
 
 
@@ -210,7 +211,7 @@ async def test_errors(browser: Browser, site: CornerSite, theme: Any, width: int
     token = site.full.tokens[READER]
     async with site.open_public(browser, site.full.public, token=token, **options) as watched:
         await visit(watched, MY_ERRORS)
-    async with site.open_admin(browser, site.full.admin, **options) as watched:
+    async with open_admin(browser, site.full.admin, **options) as watched:
         await visit(watched, ADMIN_ERRORS)
         await watched.goto("/books")
         await watched.page.get_by_label("Type the name of this gateway").fill("another")
@@ -225,12 +226,12 @@ async def test_storage_that_is_away(browser: Browser, site: CornerSite, theme: A
     for client, rows in ((site.away_public, PUBLIC_AWAY), (site.away_mine, MY_AWAY)):
         async with site.open_public(browser, client, token=site.full.tokens[READER], **options) as watched:
             await visit(watched, rows)
-    async with site.open_admin(browser, site.away_admin, **options) as watched:
+    async with open_admin(browser, site.away_admin, **options) as watched:
         await visit(watched, {"any": ("/enter", 503, AWAY)})
 
 
 async def test_an_operator_without_a_session(browser: Browser, site: CornerSite) -> None:
-    async with site.open_admin(browser, site.stranger, **at_corner(*NARROW)) as watched:
+    async with open_admin(browser, site.stranger, **at_corner(*NARROW)) as watched:
         await visit(watched, {path: (path, 401, "tollway gateway admin link") for path in ("/", "/books")})
 
 

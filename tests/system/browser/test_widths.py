@@ -8,7 +8,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from tests.kit.signed_in import READER
-from tests.system.browser.corner_site import SAMPLE, CornerSite, at_corner, run_corner_site
+from tests.system.browser.corner_site import SAMPLE, CornerSite, at_corner, open_admin, run_corner_site
 from tests.system.browser.watched_page import WatchedPage
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -50,7 +50,7 @@ async def test_no_page_is_wider_than_its_window(browser: Browser, site: CornerSi
     token = site.full.tokens[READER]
     async with site.open_public(browser, site.full.public, token=token, **options) as watched:
         await check_widths(watched, MINE)
-    async with site.open_admin(browser, site.full.admin, **options) as watched:
+    async with open_admin(browser, site.full.admin, **options) as watched:
         await check_widths(watched, OPERATOR)
 
 

@@ -8,7 +8,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from tests.kit.signed_in import OTHER, READER, THIRD
-from tests.system.browser.corner_site import HELD_CALLS, CornerSite, run_corner_site
+from tests.system.browser.corner_site import HELD_CALLS, CornerSite, open_admin, run_corner_site
 from tests.system.browser.test_corner_states import ADMIN_FULL, MY_FULL, PUBLIC_FULL, Rows
 from tests.system.browser.watched_page import WatchedPage
 
@@ -61,8 +61,8 @@ async def test_pages_are_whole(browser: Browser, site: CornerSite, rows: Rows) -
 async def test_pages_of_the_operator_are_whole(browser: Browser, site: CornerSite) -> None:
     admin = site.full.admin
     async with (
-        site.open_admin(browser, admin) as scripted,
-        site.open_admin(browser, admin, java_script_enabled=False) as plain,
+        open_admin(browser, admin) as scripted,
+        open_admin(browser, admin, java_script_enabled=False) as plain,
     ):
         await compare(scripted, plain, ADMIN_FULL)
 
@@ -103,7 +103,7 @@ async def test_forms_of_a_reader_work(browser: Browser, site: CornerSite) -> Non
 
 
 async def test_forms_of_the_operator_work(browser: Browser, site: CornerSite) -> None:
-    async with site.open_admin(browser, site.full.admin, java_script_enabled=False) as watched:
+    async with open_admin(browser, site.full.admin, java_script_enabled=False) as watched:
         page = watched.page
         await watched.goto("/listings")
         await page.get_by_role("searchbox").fill("quotes")

@@ -2,11 +2,23 @@
 
 import re
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from tests.web.operator.test_findings import BUILD, GATEWAY, LEADER, QUIET, STILL, times
+from tollway.observability.alert_limits import SETTLING_AGE_MAX_S
 from tollway.observability.fleet import DutyLeader
 from tollway.observability.recent_metrics import MetricsSample
-from tollway.web.operator.overview import TREND_STEP_S, TREND_STEPS, list_figures, list_trends, overview_json
+from tollway.web.operator.overview import (
+    NORMAL,
+    TREND_STEP_S,
+    TREND_STEPS,
+    find_outside,
+    list_figures,
+    list_trends,
+    overview_json,
+)
 
 CALLS = {
     ("charged",): 50.0,
@@ -87,7 +99,32 @@ def test_a_figure_has_its_trend_of_the_last_hour_and_what_it_usually_is() -> Non
 
 def test_a_gateway_that_has_just_started_has_no_trend() -> None:
     trends = list_trends(lambda seconds: replace(STILL, seconds=min(seconds, 200.0), calls=CALLS))
-    assert trends["callsPerSecond"] == {"usual": "–", "outline": ""}
+    assert trends["callsPerSecond"] == {"usual": None, "outline": ""}
+    assert list_trends(lambda seconds: replace(STILL, seconds=seconds))["upstreamP95"]["usual"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "outside"),
+    [
+        ({}, set()),
+        ({"find_increase": lambda _: replace(STILL, calls={("charged",): 1_000.0})}, set()),
+        ({"find_increase": lambda _: replace(STILL, calls={("internal_error",): 1.0})}, {"ownFailures"}),
+        ({"find_increase": lambda _: replace(STILL, phases={"claim": times(100, bound=5)})}, {"ownP95"}),
+        ({"held_payments": 1}, {"heldPayments"}),
+        ({"fleet": replace(QUIET.fleet, open_calls={"unknown": (1, 0.0)})}, {"unknownCalls"}),
+        ({"fleet": replace(QUIET.fleet, open_calls={"settling": (9, SETTLING_AGE_MAX_S)})}, set()),
+        (
+            {"fleet": replace(QUIET.fleet, open_calls={"settling": (1, SETTLING_AGE_MAX_S + 1)})},
+            {"settlingCalls"},
+        ),
+    ],
+)
+def test_a_figure_above_its_normal_range_is_marked(changes: dict[str, Any], outside: set[str]) -> None:
+    well = replace(QUIET, fleet=replace(QUIET.fleet, open_calls={}))
+    found = find_outside(replace(well, **changes), findings=0)
+    assert set(found) == set(NORMAL)
+    assert {name for name, is_outside in found.items() if is_outside} == outside
+    assert find_outside(well, findings=1)["findings"]
 
 
 def test_a_renewal_is_shown_as_its_age() -> None:

@@ -42,6 +42,7 @@ _OTHER_FAILURES = frozenset(
 """Server errors that are not the gateway's own: of providers, and refusals of load."""
 TREND_STEPS, TREND_STEP_S = 12, 300.0
 """The last hour, as steps of five minutes."""
+NO_VALUE = "–"
 Measure = Callable[[MetricsSample], float]
 _PHASE_WORDS = {"read_head": "request checks"}
 """Words for a phase whose name in the metrics does not say what it is."""
@@ -81,6 +82,7 @@ def overview_json(facts: OverviewFacts, *, own_id: str) -> dict[str, Any]:
         "figures": {**list_figures(facts), "findings": str(len(findings))},
         "trends": list_trends(facts.find_increase),
         "normal": NORMAL,
+        "outside": find_outside(facts, findings=len(findings)),
         # The order of their starts: a row of the page stays the row of its gateway while figures are refreshed.
         "gateways": [
             _gateway_json(one, facts, own_id=own_id)
@@ -126,20 +128,35 @@ NORMAL: Mapping[str, str] = {
 """What a figure is at most while all is well: the limits of the alerts; for settling calls the age of each."""
 
 
-def list_trends(find_window: Callable[[float], MetricsSample]) -> dict[str, dict[str, str]]:
-    """Of each figure of the traffic that changes: what it usually is (the median of the steps), and the outline of its small picture. Empty before the first
-    two steps."""
+def find_outside(facts: OverviewFacts, *, findings: int) -> dict[str, bool]:
+    """Of each figure of `NORMAL`: whether it is above what it is while all is well."""
+    recent = facts.find_increase(OWN_FAILURES_WINDOW_S)
+    settling, settling_s = facts.fleet.open_calls.get("settling", (0, 0.0))
+    return {
+        "ownFailures": count_own_failures(recent) > OWN_FAILURES_MAX * recent.calls_count,
+        "ownP95": _find_own_p95(recent) > CALL_PHASE_P95_MAX_S,
+        "findings": findings > 0,
+        "unknownCalls": facts.fleet.open_calls.get("unknown", (0, 0.0))[0] > 0,
+        "settlingCalls": settling > 0 and settling_s > SETTLING_AGE_MAX_S,
+        "heldPayments": facts.held_payments > 0,
+    }
+
+
+def list_trends(find_window: Callable[[float], MetricsSample]) -> dict[str, dict[str, str | None]]:
+    """Of each figure of the traffic that changes: what it usually is (the median of the steps; None where that has no value), and the outline of its small picture.
+    Empty before the first two steps."""
     steps = _split_hour(find_window)
     if len(steps) < 2:
-        return {name: {"usual": "–", "outline": ""} for name in _TRENDS}
+        return {name: {"usual": None, "outline": ""} for name in _TRENDS}
     return {
         name: _describe_trend([measure(step) for step in steps], show)
         for name, (measure, show) in _TRENDS.items()
     }
 
 
-def _describe_trend(values: Sequence[float], show: Callable[[float], str]) -> dict[str, str]:
-    return {"usual": show(median(values)), "outline": outline_spark(values)}
+def _describe_trend(values: Sequence[float], show: Callable[[float], str]) -> dict[str, str | None]:
+    usual = show(median(values))
+    return {"usual": None if usual == NO_VALUE else usual, "outline": outline_spark(values)}
 
 
 def _split_hour(find_window: Callable[[float], MetricsSample]) -> list[MetricsSample]:
@@ -190,7 +207,7 @@ def _list_traffic(recent: MetricsSample) -> dict[str, str]:
         "ownFailures": f"{count_own_failures(recent):.0f} of {total:.0f}",
         "otherFailures": f"{_count(recent, _OTHER_FAILURES):.0f} of {total:.0f}",
         "upstreamP95": _format_s(upstream_s),
-        "ownP95": "–"
+        "ownP95": NO_VALUE
         if slowest is None
         else f"{_format_s(phases[slowest])} ({_PHASE_WORDS.get(slowest, slowest)})",
     }
@@ -202,7 +219,7 @@ def _count(recent: MetricsSample, outcomes: Collection[str]) -> float:
 
 def _format_s(seconds: float | None) -> str:
     if seconds is None:
-        return "–"
+        return NO_VALUE
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
@@ -219,5 +236,5 @@ def _gateway_json(one: GatewayRecord, facts: OverviewFacts, *, own_id: str) -> d
         "isAlive": one.is_alive,
         "since": format_time(one.started_ms),
         "lastRenewal": f"{format_age(max(0, facts.now_ms - one.seen_ms) / 1000)} ago",
-        "leads": ", ".join(duties) or "–",
+        "leads": ", ".join(duties) or NO_VALUE,
     }

@@ -332,7 +332,7 @@ WORDS: Mapping[str, str] = {
     "network": "Network",
     "credit": "Credit",
     "left": "Left",
-    "sending": "Signed. The payment is sent with the call.",
+    "sending": "The payment is sent with the call.",
     "sent": "Paid in",
     "confirmations": "Confirmations",
     "confirmed": "{0} of {1}",

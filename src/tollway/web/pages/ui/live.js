@@ -2,7 +2,7 @@
 // last refresh failed.
 //
 // The button names the JSON of the page; `data-live` of an element is a path into it, such as `networks.0.nodes.1.head`. `data-none` is the text of a null. `data-live-outline` is
-// the path of an outline. A list with `data-live-list` is drawn again from its template when its items change: `data-item` names the member that is the text of an element, and
+// the path of an outline, and an element with `data-live-shown` is hidden while the value of its path is false, empty or null. A list with `data-live-list` is drawn again from its template when its items change: `data-item` names the member that is the text of an element, and
 // an element whose member is null is left out. `data-item-link` gets a copy of the link of the page with that address (`data-live-links`): no address comes from the response.
 
 const INTERVAL_MS = 10000;
@@ -34,6 +34,9 @@ async function refresh(source) {
   }
   for (const found of document.querySelectorAll("[data-live-outline]")) {
     found.setAttribute("d", String(find(content, found.getAttribute("data-live-outline") ?? "") ?? ""));
+  }
+  for (const found of document.querySelectorAll("[data-live-shown]")) {
+    found.toggleAttribute("hidden", !find(content, found.getAttribute("data-live-shown") ?? ""));
   }
   for (const found of document.querySelectorAll("[data-live-list]")) drawList(/** @type {HTMLElement} */ (found), content);
 }

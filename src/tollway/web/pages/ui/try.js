@@ -266,7 +266,6 @@ class TryPanel {
     }
     intent.state = "shown";
     this.writeIntent(intent);
-    this.slip.note(this.say("sending"));
     return this.show(intent);
   }
 
@@ -343,6 +342,8 @@ class TryPanel {
 
   /** @param {Intent} intent */
   async show(intent) {
+    this.endNotes();
+    this.slip.note(this.say("sending"));
     let isNoted = false;
     let needed = "";
     for (let attempt = 0; attempt < ATTEMPTS_MAX; attempt++) {
