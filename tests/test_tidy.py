@@ -157,6 +157,7 @@ JSON_LOADED_BY: dict[str, str] = {
     "client/wallet.py": "the owner's own keystore",
     "identity/signatures.py": "an artifact of our own",
     "identity/siwe.py": "brackets are counted before",
+    "registry/metering.py": "the formulas and quantities that the ledger has stored",
     "sandbox/chain.py": "a chain node that we started",
     "sandbox/tour.py": "the demo's own gateway and provider",
     "storage/catalog/catalog_tables.py": "our own rows; what is in them was parsed by web/http/json.py",
@@ -499,13 +500,13 @@ def test_no_pure_module_is_lost() -> None:
     assert len(listed) == len(set(listed)) == PURE_COUNT
 
 
-COSTS_MAX = {"route": 108, "page": 271, "command": 148, "listing field": 6}
+COSTS_MAX = {"route": 108, "page": 271, "command": 149, "listing field": 6}
 """What one more thing costs, by what those of today cost: lines of code for a route of the API, for a page with its template and for a command; files
 of a field of listings (`forwardSignature`), without the gateway that obeys it. A change lowers a number, or says here why it raises one: `publish` prints ten
 lines of a dry run and the next steps, `search` says how it understood the words (command, from 151); each page describes itself and names the operator (page,
 from 245); the page of an API has examples, a filter and what a click does, and a list of APIs has rows of what a reader compares, charts have
 their ticks, values and the period before, and the operator's overview its trends (page, from 246); forwarded calls may be signed with a shared secret, an audit says what each held call holds
-(command, from 153); a call without a path lists the operations with a command to type, and `show` writes such a command for each (command, from 145); a provider
+(command, from 153); a call without a path lists the operations with a command to type, and `show` writes such a command for each; a formula comes from a file, and prices say "up to" (command, from 145); a provider
 reads its own suspended listings (route, from 108); the editor finds the document of an address, marks the row of a wrong price and shows a new secret once, and a page
 says which listing has proved an endpoint (route, from 107; page, from 267)."""
 

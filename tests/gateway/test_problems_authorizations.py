@@ -12,6 +12,7 @@ import pytest
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import ETHER, GAS_KEY, PAY_TO, USDC, InProcessGateway, open_gateway
+from tests.kit.metering import sample_metering
 from tests.kit.payer import (
     CHAIN,
     Header,
@@ -715,3 +716,19 @@ async def test_a_dial_that_fails_leaves_no_row_and_the_authorisation_as_it_was(
     await check_nothing_happened(gateway, answer)
     gateway.upstream.answer = plain()
     assert (await gateway.ask("GET", TARGET, shown)).status == 200
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_no_authorisation_pays_a_metered_price(gateway: InProcessGateway, dialect: Dialect) -> None:
+    """The price was fixed as the payer asked; ten minutes after the edit only the metered one counts."""
+    listing = await gateway.publish()
+    payer = Payer.funded(gateway, 10 * PRICE)
+    quoted = await payer.quote()
+    await gateway.revise(listing, metering=sample_metering())
+    gateway.now_ms += TEN_MINUTES_MS + 1
+    answer = await gateway.ask("GET", TARGET, payer.show(quoted, dialect))
+    assert (answer.status, answer.problem["code"]) == (402, "payment_method_unsupported")
+    assert answer.problem["reason"] == "unsupported_scheme"
+    assert answer.problem["payment"]["mode"] == "metered"
+    assert [option["rail"] for option in answer.problem["payment"]["options"]] == ["tx"]
+    await check_nothing_happened(gateway, answer)

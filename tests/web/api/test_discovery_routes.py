@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.kit.listings import realistic_document, sample_listing
+from tests.kit.metering import TOKENS, TOKENS_IN_WORDS, sample_metering
 from tests.kit.routes import PUBLIC_URL, RouteHarness
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, ListingId
@@ -200,6 +201,31 @@ async def test_prices_of_operations_come_with_their_options(harness: Harness) ->
     assert content["operations"][0]["price"] == {"mode": "fixed", "amount": "0.5", "currency": "USDC"}
     (other,) = content["pricing"]["otherPrices"]
     assert (other["amount"], {option["amount"] for option in other["options"]}) == ("0.5", {"500000"})
+
+
+async def test_the_documents_of_a_metered_listing_say_up_to_and_offer_no_authorisation(
+    harness: Harness,
+) -> None:
+    await harness.edit(price=Price.parse("0.02"), metering=sample_metering())
+    cost = f"up to 0.02 USDC: {TOKENS_IN_WORDS}"
+    members = {"mode": "metered", "amount": "0.02", "currency": "USDC"}
+    members |= {"formula": TOKENS_IN_WORDS, "metering": TOKENS}
+    content = (await harness.get("discovery")).json()
+    assert [option["rail"] for option in content["pricing"].pop("options")] == ["tx"]
+    assert content["pricing"] == content["operations"][0]["price"] == members
+    assert content["bazaar"] is None
+    agent = (await harness.get("agent")).json()
+    assert members.items() <= agent["payment"].items()
+    assert [rail["rail"] for rail in agent["payment"]["rails"]] == ["tx"]
+    assert {operation["price"] for operation in agent["operations"]} == {cost}
+    assert f"Price: {cost}, if not said otherwise." in (await harness.get("llms.txt")).text
+    documented = (await harness.get("openapi.json")).json()["paths"]["/quote/{symbol}"]["get"]
+    assert documented["x-payment-info"] == {
+        "price": {"mode": "dynamic", "currency": "USD", "min": "0.0001", "max": "0.02"},
+        "formula": TOKENS_IN_WORDS,
+        "metering": TOKENS,
+        "protocols": [],
+    }
 
 
 @pytest.mark.parametrize("status", ["active", "paused"])
