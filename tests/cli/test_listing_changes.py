@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 
+from tests.kit.metering import TOKENS
 from tollway.cli.listing_changes import MEMBERS, format_changes, list_changes
 from tollway.registry.draft import ListingBody
 
+PRICED = {"method": "GET", "path": "/a", "pricePerRequest": "1"}
 BEFORE: dict[str, Any] = {
     "name": "A",
     "tags": ["x", "y"],
-    "operations": [{"method": "GET", "path": "/a", "pricePerRequest": "1"}],
+    "operations": [PRICED],
     "rateLimit": None,
     "upstreamAuth": {"in": "header", "name": "X-Key", "set": True},
     "openapi": None,
@@ -40,6 +42,22 @@ def test_every_member_of_the_body_is_compared() -> None:
             {"operations": [{"method": "GET", "path": "/a", "pricePerRequest": "2"}]},
             {},
             ["operations", "  - GET /a 1", "  + GET /a 2"],
+        ),
+        (
+            {"metering": {**TOKENS, "parts": TOKENS["parts"][:1]}},
+            {},
+            [
+                "metering",
+                "  + base 0.0001",
+                "  + absent max",
+                "  + show false",
+                "  + 0.000002 per 1 prompt token: json /usage/prompt_tokens, sse /usage/prompt_tokens",
+            ],
+        ),
+        (
+            {"operations": [{**PRICED, "metering": {**TOKENS, "parts": "\x1b"}}]},
+            {},
+            ["operations", "  - GET /a 1", "  + GET /a 1, base 0.0001, absent max, show false"],
         ),
         ({"openapi": {"a": 1}}, {}, ["openapi           none → a document of 7 characters"]),
         (

@@ -238,3 +238,12 @@ def test_an_empty_page_is_one_sentence(
 def test_a_printed_line_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     print_text("a\x1b[31mb\u202ec")
     assert capsys.readouterr().out == "a\ufffd[31mb\ufffdc\n"
+
+
+def test_a_metered_price_is_a_maximum_with_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    pricing = {"mode": "metered", "formula": "0.002 per 1,000 tokens"}
+    listed = {"id": "api_1", "pricePerRequest": "0.02", "currency": "USDC"}
+    print_search_results({"apis": [listed, {**listed, "pricing": pricing}]}, [{}, {}])
+    output = capsys.readouterr().out
+    assert "    0.02 USDC · not measured" in output
+    assert "up to 0.02 USDC · 0.002 per 1,000 tokens · not measured" in output

@@ -50,6 +50,14 @@ def lines(**details: Any) -> list[str]:
     ]
 
 
+def test_a_metered_price_is_a_maximum() -> None:
+    priced = {"method": "GET", "path": "/a", "pricePerRequest": "0.02"}
+    operations = [priced, {**priced, "path": "/b", "metering": {}}]
+    assert lines(operations=operations) == ["GET /a  0.02 USDC", "GET /b  up to 0.02 USDC"]
+    words = ["/cities/{name}", "up to 0.01 USDC"]
+    assert lines(openapi={"paths": {words[0]: {"get": {}}}}, metering={}) == [f"GET {'  '.join(words)}"]
+
+
 DOCUMENT = {
     "paths": {
         "/words": {"get": {}, "parameters": []},

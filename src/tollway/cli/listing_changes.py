@@ -54,14 +54,37 @@ def format_changes(changes: tuple[Change, ...]) -> list[str]:
 
 
 def _format(change: Change) -> Iterator[str]:
-    if not (isinstance(change.before, list) and isinstance(change.after, list)):
-        yield f"{change.member:{NAME_WIDTH}}  {_format_value(change.before)} → {_format_value(change.after)}"
+    before, after = change.before, change.after
+    if change.member == "metering":
+        before, after = _list_formula(before), _list_formula(after)
+    if not (isinstance(before, list) and isinstance(after, list)):
+        yield f"{change.member:{NAME_WIDTH}}  {_format_value(before)} → {_format_value(after)}"
         return
     yield change.member
-    yield from (f"  - {_format_value(element)}" for element in change.before if element not in change.after)
-    yield from (f"  + {_format_value(element)}" for element in change.after if element not in change.before)
-    if sorted(map(str, change.before)) == sorted(map(str, change.after)):
-        yield f"  in the order {', '.join(map(_format_value, change.after))}"
+    yield from (f"  - {_format_value(element)}" for element in before if element not in after)
+    yield from (f"  + {_format_value(element)}" for element in after if element not in before)
+    if sorted(map(str, before)) == sorted(map(str, after)):
+        yield f"  in the order {', '.join(map(_format_value, after))}"
+
+
+def _list_formula(metering: object) -> list[str]:
+    """Base, rules and parts, each as a text."""
+    if not isinstance(metering, Mapping):
+        return []
+    parts = metering.get("parts")
+    return [
+        *(f"{name} {format_value(metering.get(name))}" for name in ("base", "absent", "show")),
+        *(
+            _format_part(part)
+            for part in (parts if isinstance(parts, list) else [])
+            if isinstance(part, Mapping)
+        ),
+    ]
+
+
+def _format_part(part: Mapping[str, Any]) -> str:
+    price, per, unit = (format_value(part.get(name)) for name in ("unitPrice", "per", "unit"))
+    return f"{price} per {per} {unit}: {_format_value(part.get('quantity'))}"
 
 
 def _format_value(value: object) -> str:
@@ -69,7 +92,8 @@ def _format_value(value: object) -> str:
         return "none"
     if isinstance(value, Mapping):
         if {"method", "path", "pricePerRequest"} <= value.keys():
-            return plain_line(f"{value['method']} {value['path']} {value['pricePerRequest']}")
+            price = [str(value["pricePerRequest"]), *_list_formula(value.get("metering"))]
+            return plain_line(f"{value['method']} {value['path']} {', '.join(price)}")
         return plain_line(", ".join(f"{name} {format_value(one)}" for name, one in value.items()))
     if isinstance(value, list):
         return ", ".join(map(_format_value, value))

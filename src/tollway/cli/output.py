@@ -88,7 +88,7 @@ def print_search_results(page: JsonObject, details: Sequence[JsonObject], *, adv
         print_foot(understood)
     console = open_console()
     for api, more in zip(list_objects(page.get("apis")), details, strict=False):
-        words = [format_price(api), *_describe_listing(api, more)]
+        words = [format_price(api), *_list_formula(api), *_describe_listing(api, more)]
         name = plain_line(format_value(api.get("name")))
         console.print(Text.assemble((plain_line(format_value(api.get("id"))), "bold"), "  ", name))
         console.print(Padding(Text(plain_line(" · ".join(words))), (0, 0, 0, 4), expand=False))
@@ -285,7 +285,14 @@ def quote_word(text: object) -> str:
 
 
 def format_price(api: JsonObject) -> str:
-    return f"{format_value(api.get('pricePerRequest'))} {format_value(api.get('currency'))}"
+    """Such as `0.01 USDC`, and `up to 0.02 USDC` of a metered price."""
+    price = f"{format_value(api.get('pricePerRequest'))} {format_value(api.get('currency'))}"
+    return f"up to {price}" if read_object(api.get("pricing")).get("mode") == "metered" else price
+
+
+def _list_formula(api: JsonObject) -> list[str]:
+    formula = read_object(api.get("pricing")).get("formula")
+    return [formula] if isinstance(formula, str) else []
 
 
 def _entries(value: object) -> list[Any]:

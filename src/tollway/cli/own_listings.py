@@ -69,6 +69,7 @@ def read_own_listings(client: TollwayClient) -> OwnListings:
         listings=[
             {
                 **{name: row.get(name) for name in COLUMNS},
+                **({"pricing": row["pricing"]} if "pricing" in row else {}),
                 "state": states[format_value(row.get("id"))],
                 "calls30d": calls.get(format_value(row.get("id")), 0),
             }

@@ -305,13 +305,22 @@ def describe_listing(listing: Mapping[str, object], details: Mapping[str, object
     members = {
         "apiId": read_id(listing.get("id")),
         "name": _cut_text(listing.get("name"), NAME_BYTES_MAX),
-        "price": read_price(f"{listing.get('pricePerRequest')} {listing.get('currency')}"),
+        "price": _read_listed_price(listing),
         "quality": _describe_quality(quality) if isinstance(quality, Mapping) else None,
         "verified": True if details.get("verified") is True else None,
         "status": "paused" if details.get("status") == "paused" else None,
         "description": _cut_text(listing.get("description"), DESCRIPTION_CHARACTERS_MAX),
     }
     return {name: value for name, value in members.items() if value is not None}
+
+
+def _read_listed_price(listing: Mapping[str, object]) -> str | None:
+    price, pricing = (
+        read_price(f"{listing.get('pricePerRequest')} {listing.get('currency')}"),
+        listing.get("pricing"),
+    )
+    is_metered = isinstance(pricing, Mapping) and pricing.get("mode") == "metered"
+    return f"up to {price}" if is_metered and price is not None else price
 
 
 def _describe_quality(quality: Mapping[str, object]) -> str | None:

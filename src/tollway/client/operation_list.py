@@ -21,7 +21,7 @@ _METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedOperation:
-    """`path`: a template. `price`: with the currency, such as `0.01 USDC`; empty where it is not known."""
+    """`path`: a template. `price`: with the currency, such as `0.01 USDC` or, of a metered price, `up to 0.02 USDC`; empty where it is not known."""
 
     method: str
     path: str
@@ -34,7 +34,7 @@ class OfferedOperation:
 def list_operations(details: Mapping[str, Any]) -> list[OfferedOperation]:
     """The operations of the details of a listing: the document's in its order, then priced ones that it does not have."""
     priced = list(_list_priced(details))
-    common = _format_price(details.get("pricePerRequest"), details)
+    common = _format_price(details, details)
     methods = details.get("methods")
     served = {one.upper() for one in methods if isinstance(one, str)} if isinstance(methods, list) else set()
     documented = [
@@ -52,7 +52,7 @@ def _list_priced(details: Mapping[str, Any]) -> Iterator[OfferedOperation]:
         if isinstance(operation, Mapping):
             method, path = _clean(operation.get("method")), _clean(operation.get("path"))
             if len(path) <= PATH_CHARACTERS_MAX:
-                price = _format_price(operation.get("pricePerRequest"), details)
+                price = _format_price(operation, details)
                 yield OfferedOperation(method=method, path=path, price=price)
 
 
@@ -91,8 +91,12 @@ def _shape(path: str) -> str:
     return "/".join("{}" if _is_variable(part) else part for part in path.rstrip("/").split("/"))
 
 
-def _format_price(price: object, details: Mapping[str, Any]) -> str:
-    return f"{_clean(price)} {_clean(details.get('currency'))}" if isinstance(price, str) else ""
+def _format_price(priced: Mapping[str, Any], details: Mapping[str, Any]) -> str:
+    price = priced.get("pricePerRequest")
+    if not isinstance(price, str):
+        return ""
+    words = f"{_clean(price)} {_clean(details.get('currency'))}"
+    return words if priced.get("metering") is None else f"up to {words}"
 
 
 def _clean(text: object) -> str:

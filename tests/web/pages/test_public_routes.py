@@ -12,9 +12,11 @@ import httpx
 import pytest
 
 from tests.kit.listings import sample_listing
+from tests.kit.metering import TOKENS_IN_WORDS, sample_metering
 from tests.kit.pages import BROWSER, PROFILE, RULES, PageHarness, PageReader
 from tests.kit.routes import PUBLIC_URL
 from tollway.discovery.gateway_operator import GatewayOperator, Logo
+from tollway.discovery.operations import list_operations
 from tollway.errors import Code
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
@@ -256,6 +258,27 @@ async def test_a_range_of_prices_is_shown(harness: PageHarness, client: httpx.As
         replace(QUOTES, id=ListingId("api_range"), name="Range", operations=(dear,))
     )
     assert "0.01 – 0.5 USDC a call" in (await read(client, "/?q=range")).words
+
+
+async def test_a_metered_price_is_a_maximum_with_its_formula(
+    harness: PageHarness, client: httpx.AsyncClient
+) -> None:
+    by_use = {"price": Price.parse("0.02"), "metering": sample_metering()}
+    await harness.catalog.publish(replace(QUOTES, id=ListingId("api_metered"), name="Metered", **by_use))
+    assert f"up to 0.02 USDC {TOKENS_IN_WORDS}" in (await read(client, "/?q=metered")).words
+    page = await read(client, "/apis/api_metered")
+    assert f"up to 0.02 USDC {TOKENS_IN_WORDS}" in page.words
+    assert f"This is the most that the call can cost: {TOKENS_IN_WORDS}." in page.words
+    assert "a signature on" not in page.words
+    assert "a transaction on" in page.words
+    fixed = Operation(method="GET", path="/quote/{symbol}", price=Price.parse("0.05"))
+    mixed = replace(QUOTES, id=ListingId("api_mixed"), name="Mixed", operations=(fixed,), **by_use)
+    await harness.catalog.publish(mixed)
+    assert "up to 0.05 USDC a call" in (await read(client, "/?q=mixed")).words
+    page = await read(client, "/apis/api_mixed")
+    assert f"up to 0.02 USDC {TOKENS_IN_WORDS}" in page.words
+    tool = next(one.tool for one in list_operations(mixed) if one.metering is None)
+    assert "This is the most" not in (await read(client, f"/apis/api_mixed?operation={tool}")).words
 
 
 @pytest.mark.parametrize(

@@ -738,6 +738,7 @@ def _find_quoted(refusal: ProblemResponse, scope: Scope) -> QuotedApi | None:
         id=listing.id,
         name=clean_line(listing.name, NAME_LENGTH_MAX) or listing.id,
         price=refusal.quote.price.text,
+        is_metered=refusal.quote.metering is not None,
         currency=listing.currency,
         call=keep_call(scope["method"], f"{rest}?{query}" if query else rest),
     )

@@ -17,7 +17,7 @@ from tollway.discovery.safe_text import clean_line
 from tollway.ids import ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import format_decimal
-from tollway.registry.metering import offer
+from tollway.registry.metering import describe_metering, offer
 
 HINT_LENGTH_MAX = 160
 FIELDS_MAX = 100
@@ -78,6 +78,7 @@ class CallForm:
     target: str
     is_free: bool
     price: str
+    formula: str
     currency: str
     ways: tuple[tuple[str, str, str], ...]
     settings: str
@@ -128,6 +129,7 @@ def make_call_form(
         target=target,
         is_free=operation.price.is_free,
         price=operation.price.text,
+        formula="" if operation.metering is None else describe_metering(operation.metering),
         currency=view.listing.currency,
         ways=tuple((way["id"], way["rail"], way["name"]) for way in ways),
         settings=json.dumps(settings),

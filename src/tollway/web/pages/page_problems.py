@@ -42,6 +42,7 @@ class QuotedApi:
     id: str
     name: str
     price: str
+    is_metered: bool
     currency: str
     call: KeptCall | None
 

@@ -16,6 +16,7 @@ from tollway.ledger.sales import DAY_MS
 from tollway.money import Price
 from tollway.registry.catalog import CatalogFacets, ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing
+from tollway.registry.metering import HasPrice, describe_metering, offer
 from tollway.registry.quality import DayQuality
 from tollway.web.pages.chart_svg import BarChart, ChartStep, format_tick, lay_out_bars
 
@@ -41,11 +42,21 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriceRange:
+    """The prices of a listing. `is_metered`: one of them at least; `high` is then said as a maximum. `formula`: in words, where it is the only price."""
+
+    low: Price
+    high: Price
+    is_metered: bool = False
+    formula: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResultRow:
-    """A listing of a page of results. `prices`: the lowest and the highest. `host`: of its endpoint. `by_day`: its paid calls of 30 days, in steps of two."""
+    """A listing of a page of results. `host`: of its endpoint. `by_day`: its paid calls of 30 days, in steps of two."""
 
     found: ListingMatch
-    prices: tuple[Price, Price]
+    prices: PriceRange
     host: str
     tags: Sequence[str]
     by_day: Sequence[int]
@@ -67,10 +78,18 @@ class ResultsView:
     following: str | None
 
 
-def find_prices(listing: Listing, operations: Sequence[ApiOperation] = ()) -> tuple[Price, Price]:
-    """The lowest and the highest price of a listing and its operations. `operations`: where they are known; a price that no operation has is left out then."""
-    prices = [one.price for one in operations] or [listing.price, *(one.price for one in listing.operations)]
-    return min(prices, key=lambda price: price.nano), max(prices, key=lambda price: price.nano)
+def find_prices(listing: Listing, operations: Sequence[ApiOperation] = ()) -> PriceRange:
+    """The prices of a listing and its operations. `operations`: where they are known; a price that no operation has is left out then."""
+    own: Sequence[HasPrice] = (listing, *listing.operations)
+    offered = {offer(one) for one in operations or own}
+    formulas = [one.metering for one in offered if one.metering is not None]
+    prices = [one.price for one in offered]
+    return PriceRange(
+        low=min(prices, key=lambda price: price.nano),
+        high=max(prices, key=lambda price: price.nano),
+        is_metered=bool(formulas),
+        formula=describe_metering(formulas[0]) if formulas and len(offered) == 1 else "",
+    )
 
 
 def name_network(chain_id: ChainId, profiles: Mapping[ChainId, NetworkProfile]) -> str:

@@ -23,6 +23,7 @@ from starlette.types import Scope
 from tollway.discovery.gateway_operator import UNNAMED, GatewayOperator
 from tollway.discovery.safe_text import clean_line
 from tollway.money import format_decimal
+from tollway.registry.metering import describe_metering
 from tollway.web.http.page_response import PageResponse, accepts_gzip
 from tollway.web.http.problems import split_code
 from tollway.web.http.query import format_time
@@ -48,6 +49,7 @@ FILTERS = {
     "aligned": align_amounts,
     "split_code": split_code,
     "spark": outline_spark,
+    "formula": describe_metering,
 }
 
 _BELOW = {"/": "/apis/", "/my": None, "/my/sales": None}
