@@ -181,7 +181,7 @@ BY_PAGE = in_order(
     (
         *("endpoint", "openapiUrl", "pricePerRequest", "currency"),
         *("name", "description", "tags", "website", "contact", "terms"),
-        *("operations", "otherPaths", "chargeOn", "payTo", "networks"),
+        *("metering", "operations", "otherPaths", "chargeOn", "payTo", "networks"),
         *("methods", "timeoutSeconds", "forwardHeaders", "upstreamAuth", "forwardSignature"),
         *("signature", "rateLimit", "status"),
         *("openapi",),

@@ -49,8 +49,8 @@ def parse_form(
     if "upstreamAuth" in members:
         target["upstreamAuth"] = _list_secret_members(previous)
     merged = _restore_removed(merge_patch(target, body), members)
-    if "openapi" in members:
-        merged["openapi"] = members["openapi"]
+    # The form has the whole document and the whole formula: a member that is not there is gone.
+    merged |= {name: members[name] for name in ("metering", "openapi") if name in members}
     merged["operations"] = _keep_formulas(merged.get("operations"), target["operations"])
     return parse_draft(merged, rules, previous=previous, given=members)
 

@@ -16,6 +16,7 @@ import pytest
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import claim_on, close_of
 from tests.kit.listings import sample_listing
+from tests.kit.metering import TOKENS, sample_metering
 from tests.kit.pages import PageReader
 from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import (
@@ -542,6 +543,45 @@ async def test_the_secret_of_forwarded_calls_is_shown_once(harness: SignedInHarn
     for page in (path, "/my/apis", f"/apis/{api_id}"):
         text = (await harness.browser.get(page)).text
         assert [secret for secret in secrets if secret in text] == []
+
+
+async def test_a_formula_is_published_shown_changed_and_removed(harness: SignedInHarness) -> None:
+    listing = await publish(harness, pricePerRequest="0.02", metering=json.dumps(TOKENS))
+    assert listing.metering == sample_metering()
+    path = f"/my/apis/{listing.id}"
+    page = await harness.browser.get(path)
+    shown = unescape(page.text.split('<textarea id="metering"')[1].split("</textarea>")[0].split(">\n")[1])
+    assert json.loads(shown) == TOKENS
+
+    async def save(formula: str) -> Listing:
+        form = {**GOOD, **await open_form(harness, path), "upstreamAuth.value": "", "act": "write"}
+        saved = await harness.post(path, {**form, "pricePerRequest": "0.02", "metering": formula}, route=ONE)
+        assert saved.status_code == 303, PageReader(saved.text).words
+        return await stored(harness, listing.id)
+
+    without_base = {name: value for name, value in TOKENS.items() if name != "base"}
+    assert (await save(json.dumps(without_base))).metering == sample_metering(base="0")
+    assert (await save("")).metering is None
+
+
+@pytest.mark.parametrize(
+    ("formula", "sentence"),
+    [
+        ("{", "must be a JSON object"),
+        ("[]", "must be a JSON object"),
+        ('{"parts": []}', "parts must have at least one part"),
+        ('{"parts": [{"unit": "a"}]}', "parts/0/unitPrice is required; parts/0/quantity is required"),
+        (json.dumps({**TOKENS, "base": "1"}), "base must not be more than pricePerRequest, the maximum"),
+    ],
+)
+async def test_an_error_of_a_formula_stands_at_its_field(
+    harness: SignedInHarness, formula: str, sentence: str
+) -> None:
+    form = {**GOOD, **await open_form(harness), "metering": formula, "act": "write"}
+    answer = await harness.post("/my/apis/new", form)
+    assert answer.status_code == 422
+    assert sentence in error_of(answer, "metering")
+    assert await count_listings(harness) == 0
 
 
 async def find_shown_secret(harness: SignedInHarness, answer: httpx.Response, api_id: str) -> str:

@@ -1,9 +1,10 @@
 """The form of a listing: from the stored listing to its fields, from its fields to the members of the body, and from the errors of the body to its fields. Pure.
 
 A field has the name of its member; a member of an object has the name of both, such as `rateLimit.calls`. Lists are words with commas or spaces between them, and each
-priced operation is a line: method, path, price. The table of operations (`PriceRow`) is those lines with a field for each price: its rows go before the lines that have no row.
+priced operation is a line: method, path, price. The formula of a metered price is its JSON; those of operations are not in the form, and stay. The table of operations (`PriceRow`) is those lines with a field for each price: its rows go before the lines that have no row.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from tollway.ids import format_network
 from tollway.registry.draft import DESCRIPTION_LENGTH_MAX, NAME_LENGTH_MAX, ListingBody
 from tollway.registry.listing import Listing, Operation
 from tollway.registry.listing_fields import BY_PAGE, FIELDS, Kind
+from tollway.registry.metering import write_metering
 from tollway.web.http.json import parse_json_object
 
 FormValues = Mapping[str, str]
@@ -22,7 +24,7 @@ FormValues = Mapping[str, str]
 
 _PARTS: Mapping[Kind, tuple[str, ...]] = {
     Kind.SECRET: ("upstreamAuth.in", "upstreamAuth.name", "upstreamAuth.value", "upstreamAuth.again"),
-    Kind.METERING: (),
+    Kind.METERING: ("metering",),
     Kind.RATE_LIMIT: ("rateLimit.calls", "rateLimit.perSeconds"),
     Kind.DOCUMENT: ("openapi", "fetchDocument", "removeDocument"),
 }
@@ -41,7 +43,7 @@ NOT_COMPARED = (
 
 _KINDS = {field.member: field.kind for field in FIELDS}
 _CALL = ("method", "path")
-_OF_LINES = (Kind.LINES, Kind.OPERATIONS, Kind.DOCUMENT)
+_OF_LINES = (Kind.LINES, Kind.OPERATIONS, Kind.METERING, Kind.DOCUMENT)
 _OF_ELEMENTS = (Kind.WORDS, Kind.PHRASES, Kind.NETWORKS)
 _SPLIT = re.compile(r"[\s,]+")
 _WHOLE = re.compile(r"[0-9]{1,9}")
@@ -109,6 +111,8 @@ def describe_listing(listing: Listing) -> dict[str, str]:
     for field in FIELDS:
         if field.kind not in _PARTS:
             values[field.member] = _FORMAT.get(field.kind, str)(getattr(listing, field.attribute))
+    if listing.metering is not None:
+        values["metering"] = json.dumps(write_metering(listing.metering), ensure_ascii=False, indent=1)
     if auth is not None:
         values |= {"upstreamAuth.in": auth.location, "upstreamAuth.name": auth.name}
     if limit is not None:
@@ -131,8 +135,9 @@ def write_members(
         del members["status"]
     members |= _read_auth(values, previous)
     document, document_errors = _read_document(values, previous)
+    members["metering"], metering_errors = _read_json_object(values, "metering")
     members |= document
-    errors = (*_find_lost_secret(values), *document_errors)
+    errors = (*_find_lost_secret(values), *metering_errors, *document_errors)
     if previous is None:
         members = {name: value for name, value in members.items() if value is not None}
     return members, errors
@@ -259,14 +264,19 @@ def _read_document(
         members["openapiUrl"] = url or None
     if values["removeDocument"] and previous is not None:
         return {"openapiUrl": None, "openapi": None}, ()
-    if not values["openapi"].strip():
-        return members, ()
+    given, errors = _read_json_object(values, "openapi")
+    return members if given is None else {**members, "openapi": given}, errors
+
+
+def _read_json_object(values: FormValues, name: str) -> tuple[dict[str, Any] | None, tuple[FieldError, ...]]:
+    """The object of that field; None where it is empty, or no JSON object."""
+    if not values[name].strip():
+        return None, ()
     try:
-        members["openapi"] = parse_json_object(values["openapi"].encode("utf-8", "surrogatepass"))
+        return parse_json_object(values[name].encode("utf-8", "surrogatepass")), ()
     except Refusal as refusal:
         detail = f"must be a JSON object. {refusal.problem.detail}"
-        return members, (FieldError(code="openapi", detail=detail, pointer="/openapi"),)
-    return members, ()
+        return None, (FieldError(code=name, detail=detail, pointer=f"/{name}"),)
 
 
 # ---- The places of errors.
@@ -296,7 +306,7 @@ def _find_field(pointer: str, values: FormValues, calls: Sequence[str]) -> tuple
     if head == "rateLimit":
         return "rateLimit.calls", ""
     if head in FORM_FIELDS:
-        return head, ""
+        return head, f"{clean_line('/'.join(rest), _SHOWN_LENGTH_MAX)} " if rest else ""
     return "", f"{clean_line(pointer, _SHOWN_LENGTH_MAX)} " if head else ""
 
 
