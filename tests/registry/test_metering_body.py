@@ -1,6 +1,8 @@
 """The rules of the member `metering`, of a listing and of an operation: accepted formulas, and refused ones with the pointers and codes of their errors."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +69,12 @@ ACCEPTED: list[tuple[str, Any]] = [
 @pytest.mark.parametrize("given", [row[1] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED])
 def test_accepts_a_formula(given: Any) -> None:
     assert isinstance(formula(given), Metering)
+
+
+def test_the_formula_of_the_documentation_is_accepted() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "providers.md").read_text()
+    section = page.partition("## A price by use")[2]
+    assert formula(json.loads(section.split("```json")[1].split("```")[0])) == sample_metering()
 
 
 SOURCES: list[tuple[dict[str, Any], QuantitySource]] = [
