@@ -47,8 +47,7 @@ async def gateway() -> AsyncIterator[MeteredGateway]:
 async def open_metered(**limits: Any) -> AsyncIterator[MeteredGateway]:
     async with open_gateway(kind=MeteredGateway, **limits) as small:
         assert isinstance(small, MeteredGateway)
-        await small.publish()
-        small.meter(make_metering(TOTAL_TOKENS))
+        await small.publish(metering=make_metering(TOTAL_TOKENS))
         yield small
 
 
@@ -160,18 +159,21 @@ async def test_the_receipt_of_a_short_answer_names_what_was_taken(gateway: Meter
 
 async def test_the_terms_decide_what_an_absent_usage_costs(gateway: MeteredGateway) -> None:
     payment = await gateway.pay(CREDIT)
-    gateway.meter(make_metering(TOTAL_TOKENS, absent="base"))
+    await gateway.publish("api_base", metering=make_metering(TOTAL_TOKENS, absent="base"))
     gateway.upstream.answer = plain(b"{}", headers=(JSON,))
-    exchange = await call(gateway, payment)
+    exchange = await call(gateway, payment, listing="api_base")
     assert exchange.headers["tollway-price"] == "0.001 USDC"
     assert await taken_units(gateway, payment) == BASE
 
 
 async def test_of_several_formulas_the_least_price_is_taken(gateway: MeteredGateway) -> None:
     payment = await gateway.pay(CREDIT)
-    gateway.meter(make_metering(TOTAL_TOKENS), make_metering(BODY_BYTES, base="0.002", unit_price="0.000001"))
+    listing = await gateway.publish("api_bytes", metering=make_metering(TOTAL_TOKENS))
+    gateway.now_ms += 1_000
+    bytes_priced = make_metering(BODY_BYTES, base="0.002", unit_price="0.000001")
+    await gateway.revise(listing, metering=bytes_priced)
     gateway.upstream.answer = plain(body := used(50), headers=(JSON,))
-    exchange = await call(gateway, payment)
+    exchange = await call(gateway, payment, listing="api_bytes")
     assert await taken_units(gateway, payment) == 2_000 + len(body)
     assert exchange.status == 200
 
@@ -193,8 +195,8 @@ async def test_what_a_short_answer_used_is_written_with_its_close(gateway: Meter
 
 async def test_the_request_asks_for_a_whole_answer_without_a_coding(gateway: MeteredGateway) -> None:
     payment = await gateway.pay(CREDIT)
-    gateway.meter(make_metering(USAGE_HEADER))
-    await gateway.publish("api_forwards", forward_headers=("Accept-Encoding", "X-Usage-Units", "X-Mine"))
+    forwarded = ("Accept-Encoding", "X-Usage-Units", "X-Mine")
+    await gateway.publish("api_forwards", forward_headers=forwarded, metering=make_metering(USAGE_HEADER))
     asked = [
         ("Accept-Encoding", "gzip, br"),
         ("Range", "bytes=0-1"),
@@ -212,8 +214,8 @@ async def test_the_request_asks_for_a_whole_answer_without_a_coding(gateway: Met
 
 async def test_a_fixed_price_forwards_a_range_as_before(gateway: MeteredGateway) -> None:
     payment = await gateway.pay(CREDIT)
-    gateway.meter()
-    await call(gateway, payment, ("Range", "bytes=0-1"))
+    await gateway.publish("api_fixed")
+    await call(gateway, payment, ("Range", "bytes=0-1"), listing="api_fixed")
     assert gateway.upstream.arrived[0].find("range") == "bytes=0-1"
 
 
@@ -223,10 +225,10 @@ async def test_the_usage_header_reaches_the_caller_only_where_the_terms_say_so(
     gateway: MeteredGateway, shows_header: bool, status: int
 ) -> None:
     payment = await gateway.pay(CREDIT)
-    gateway.meter(make_metering(USAGE_HEADER, shows_header=shows_header))
+    await gateway.publish("api_header", metering=make_metering(USAGE_HEADER, shows_header=shows_header))
     forged = ("Settlement-Overrides: {}", "Tollway-Price: 0 USDC", "PAYMENT-RESPONSE: x")
     gateway.upstream.answer = plain(status=status, headers=("X-Usage-Units: 3", *forged))
-    exchange = await call(gateway, payment)
+    exchange = await call(gateway, payment, listing="api_header")
     assert exchange.headers.get("x-usage-units") == ("3" if shows_header else None)
     assert "settlement-overrides" not in exchange.headers
     assert exchange.headers.get("payment-response") != "x"
@@ -408,7 +410,7 @@ async def test_where_reading_on_ends_the_last_usage_counts(content: bytes, head:
 
 
 async def test_it_reads_on_for_the_timeout_of_the_listing(gateway: MeteredGateway) -> None:
-    await gateway.publish("api_short", timeout_s=1)
+    await gateway.publish("api_short", timeout_s=1, metering=make_metering(TOTAL_TOKENS))
     payment = await gateway.pay(CREDIT)
     gateway.upstream.answer = held(asyncio.Event(), CHUNKED + SSE + b"\r\n" + chunk(event(3)), b"")
     await leave_after(gateway, payment, event(3), None, listing="api_short")

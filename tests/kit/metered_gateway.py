@@ -1,6 +1,4 @@
-"""A gateway whose calls are metered: each version of the terms has the formula of `metering`, whose maximum is the price."""
-
-from dataclasses import replace
+"""A gateway that sells metered calls, and formulas for them. `tests.kit.metering` has the formula of a chat."""
 
 from tests.kit.gateway import PUBLIC_URL, InProcessGateway
 from tollway.gateway.access import ActiveCall
@@ -35,26 +33,24 @@ def make_metering(
     )
 
 
-class MeteredRail(TransactionRail):
-    """`formulas`: of every call from now on. `last`: the payment of the newest call."""
+class ObservedRail(TransactionRail):
+    """`last`: the payment of the newest call."""
 
-    formulas: tuple[Metering, ...] = ()
     last: TransactionPayment
 
     def open(
         self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
     ) -> TransactionPayment:
-        prices = tuple(replace(one, formulas=self.formulas) for one in route.operation_prices)
-        self.last = super().open(request, replace(route, operation_prices=prices), proof, repeat, active)
+        self.last = super().open(request, route, proof, repeat, active)
         return self.last
 
 
 class MeteredGateway(InProcessGateway):
-    transaction_rail: MeteredRail
+    transaction_rail: ObservedRail
 
     def _make_rails(self, is_bound_required: bool) -> None:
         super()._make_rails(is_bound_required)
-        self.transaction_rail = MeteredRail(
+        self.transaction_rail = ObservedRail(
             ledger=self.ledger,
             transaction_verifier=self.transaction_verifier,
             idempotency=self.idempotency,
@@ -63,6 +59,3 @@ class MeteredGateway(InProcessGateway):
             is_bound_required=is_bound_required,
             clock=self.claim_clock,
         )
-
-    def meter(self, *formulas: Metering) -> None:
-        self.transaction_rail.formulas = formulas
