@@ -374,21 +374,22 @@ async def test_a_caller_that_has_left_is_in_flight_until_the_end_of_its_answer()
 
 
 async def pour_events(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-    """The first event says 3, the next ones 4, and so on without an end."""
+    """Each event says 3, and after two MiB 9, without an end."""
     writer.write(CHUNKED + SSE + b"\r\n")
-    tokens = 3
+    sent_bytes = 0
     while True:
-        writer.write(chunk(event(tokens) + b": " + b"x" * 1_000 + b"\n"))
+        content = event(3 if sent_bytes <= 2 * MIB else 9) + b": " + b"x" * 1_000 + b"\n"
+        writer.write(chunk(content))
         await writer.drain()
-        tokens = min(tokens + 1, 50)
+        sent_bytes += len(content)
 
 
 async def test_it_reads_on_up_to_a_number_of_bytes_and_then_the_last_usage_counts() -> None:
-    async with open_metered() as gateway:
+    async with open_metered(metered_rest_bytes_max=100_000) as gateway:
         payment = await gateway.pay(CREDIT)
         gateway.upstream.answer = pour_events
         await leave_after(gateway, payment, event(3), None)
-        assert await taken_units(gateway, payment) == BASE + 50 * UNIT
+        assert await taken_units(gateway, payment) == BASE + 3 * UNIT
 
 
 @pytest.mark.parametrize(

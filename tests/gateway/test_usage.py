@@ -413,7 +413,9 @@ def test_of_a_stream_the_last_event_that_has_the_pointer_counts(
 
 
 def test_an_event_that_is_nested_too_deeply_makes_the_usage_absent() -> None:
-    assert measure(TOTAL, TEN, event('{"usage": ' * 20_000), headers=[SSE]) is None
+    for depth in (500, 20_000):
+        deep = '{"usage":' * depth + "1" + "}" * depth
+        assert measure(TOTAL, TEN, event(deep), headers=[SSE]) is None
     assert measure(TOTAL, TEN, event("[" * 20_000), headers=[SSE]) == (10,)
 
 
