@@ -190,6 +190,26 @@ async def test_what_a_short_answer_used_is_written_with_its_close(gateway: Meter
         assert (close.is_metered, close.finish is not None) == (True, is_written)
 
 
+async def test_calls_that_cost_nothing_count_as_free_calls() -> None:
+    """Of that client address and that listing."""
+    async with open_metered(free_calls_per_minute=2) as gateway:
+        free_base = make_metering(TOTAL_TOKENS, base="0")
+        await gateway.publish("api_base", metering=free_base)
+        await gateway.publish("api_other", metering=free_base)
+        payment = await gateway.pay(CREDIT)
+        for tokens, target in [(0, "/1"), (5, "/2"), (0, "/3")]:
+            gateway.upstream.answer = plain(used(tokens), headers=(JSON,))
+            exchange = await call(gateway, payment, target=target, listing="api_base")
+            assert exchange.headers["tollway-payment-state"] == "charged"
+        refused = await call(gateway, payment, target="/4", listing="api_base")
+        assert (refused.status, refused.problem["code"]) == (429, "rate_limited")
+        assert refused.problem["rateLimit"]["policy"] == "free-calls"
+        assert refused.problem["paymentState"] == "released"
+        for elsewhere in ({"listing": "api_other"}, {"listing": "api_base", "client": "203.0.113.6"}):
+            assert (await call(gateway, payment, target="/5", **elsewhere)).status == 200
+        assert await taken_units(gateway, payment) == 5 * UNIT
+
+
 # ---------------------------------------------------------------------- the request
 
 

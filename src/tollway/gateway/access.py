@@ -173,6 +173,21 @@ class ActiveCall(PhaseTimer):
         rate = self._listing.rate_limit
         return None if rate is None else await self._charge_rate(rate, payer)
 
+    async def check_free_rate(self) -> Problem | None:
+        """Checks whether this client address may make one more free call to the listing: a metered call can cost nothing. Counts nothing."""
+        address, call_limits = self._request.client_address, self._access.call_limits
+        wait_s = await call_limits.find_free_wait(address, self._listing.id)
+        if wait_s is None:
+            return None
+        calls_max = self._access.limits.free_calls_per_minute
+        return _explain_too_many_free(
+            "free-calls", calls_max, wait_s, where="of one API", payment_state="released"
+        )
+
+    def count_free(self) -> None:
+        """Counts a metered call that costs nothing against the rate of free calls."""
+        self._access.call_limits.count_free_call(self._request.client_address, self._listing.id)
+
     def name_payer(self, payer: Address) -> None:
         """Sets the wallet for which the outcome counts."""
         self.payer = payer
@@ -225,12 +240,14 @@ def _find_state(headers: Headers) -> str | None:
     return state
 
 
-def _explain_too_many_free(policy: str, calls_max: int, wait_s: int, *, where: str) -> Problem:
+def _explain_too_many_free(
+    policy: str, calls_max: int, wait_s: int, *, where: str, payment_state: str = "none"
+) -> Problem:
     return Problem(
         code=Code.RATE_LIMITED,
         detail=f"A client address makes at most {calls_max} free calls {where} per minute. Send the request again after Retry-After.",
         retry_after_s=wait_s,
-        payment_state="none",
+        payment_state=payment_state,
         members=describe_rate(policy, limit=calls_max, window_s=60),
     )
 

@@ -52,6 +52,15 @@ class CallRateLimits:
     async def charge_free_call(self, client_address: str, listing_id: ListingId) -> int | None:
         return await self.rate_limiter.hit(self._free, client_bucket(client_address), listing_id)
 
+    def count_free_call(self, client_address: str, listing_id: ListingId) -> None:
+        """Counts a call that turned out to be free."""
+        self.rate_limiter.count_hit(self._free, client_bucket(client_address), listing_id)
+
+    async def find_free_wait(self, client_address: str, listing_id: ListingId) -> int | None:
+        """Seconds until a further free call is allowed; None where it is now. Counts nothing."""
+        allowance = await self.rate_limiter.peek(self._free, client_bucket(client_address), listing_id)
+        return allowance.wait_s
+
     async def charge_free_address(self, client_address: str) -> int | None:
         """Counts a free call over all listings: each writes a row, and creating listings is free."""
         return await self.rate_limiter.hit(self._free_of_address, client_bucket(client_address))

@@ -341,6 +341,8 @@ class Meter:
             payment.formulas, measured, max_units=payment.units, decimals=payment.asset.decimals
         )
         payment.actual_units = cost.units
+        if cost.units == 0:
+            payment.active.count_free()
         self.usage = Usage(actual_units=cost.units, quantities=write_measured(measured))
         if cost.quantities is None:
             self._count_usage("absent" if measured.by_formula else "base")

@@ -332,6 +332,8 @@ class TransactionPayment(CallPayment):
         self._choose(candidates[0])
         price = self.price if held is None else Price.parse(held.price)
         problem = await self.active.check(payer, price, candidates[0][0].asset)
+        if problem is None and self.formulas and any(formula.base.is_free for formula in self.formulas):
+            problem = await self.active.check_free_rate()
         if problem is not None:
             raise Refusal(problem)
 
