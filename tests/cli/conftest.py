@@ -39,6 +39,8 @@ class FakeGateway(ThreadingHTTPServer):
         """The response to every call of an API."""
         self.listing: dict | None = None
         self.call: dict | None = None
+        self.price_max: str | None = None
+        """The maximum of each call, which is metered: its head does not know the price."""
         self.receipt: dict | None = None
         self.calls: list[dict] = []
         self.files: list[tuple] = []
@@ -176,14 +178,16 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
                 {"code": "payment_required", "detail": "It costs.", "payment": {"options": [option, *also]}},
                 PROBLEM,
             )
+        maximum = self.server.price_max
         return self._json(
             200,
             {"echo": body.decode(errors="replace"), "method": self.command},
             headers=[
-                ("tollway-payment-state", "charged"),
+                ("tollway-payment-state", "charged" if maximum is None else "held"),
                 ("tollway-credit-remaining", "0 USDC"),
-                ("tollway-price", "0.01 USDC"),
+                ("tollway-price", "0.01 USDC") if maximum is None else ("tollway-price-max", maximum),
                 ("tollway-call-id", "call_1"),
+                ("proxy-status", '"gateway.test"; received-status=200'),
             ],
         )
 

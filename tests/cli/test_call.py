@@ -568,6 +568,36 @@ def test_a_pipe_gets_the_body_alone_and_a_summary_beside_it_without_progress(run
     assert (summary[-2], summary[-1]) == (f"paid by {next(iter(gateway.mined))}", "call call_1")
 
 
+MEASURED = {
+    "id": "call_1",
+    "status": "succeeded",
+    "price": "0.0017",
+    "priceMax": "0.01",
+    "currency": "USDC",
+    "quantities": [{"unit": "prompt token", "quantity": 40}, {"unit": "completion token", "quantity": 7}],
+    "payment": {"state": "charged"},
+}
+MEASURING = {**MEASURED, "price": "0.01", "quantities": None, "payment": {"state": "held"}}
+
+
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        (MEASURED, "cost: 0.0017 of at most 0.01 USDC (prompt token 40, completion token 7)"),
+        ({**MEASURED, "quantities": []}, "cost: 0.0017 of at most 0.01 USDC"),
+        ({**MEASURING, "status": "pending"}, "cost: at most 0.01 USDC; its price: tollway history call_1"),
+        (MEASURING, "cost: at most 0.01 USDC; its price: tollway history call_1"),
+        (None, "cost: at most 0.01 USDC; its price: tollway history call_1"),
+    ],
+)
+def test_the_last_line_is_what_a_metered_call_cost(run, gateway, record, line):
+    gateway.price_max, gateway.call = "0.01 USDC", record
+    done = run("call", "api_1", "/x", "-d", "{}", "--rail", "tx")
+    summary = done.stderr.splitlines()
+    assert (done.exit_code, summary[1], summary[2]) == (0, "payment held", "price at most 0.01 USDC")
+    assert summary[-1] == line
+
+
 @pytest.mark.parametrize("words", [("--json",), ("-o", "-")])
 def test_the_summary_stands_beside_a_body_alone(run, words):
     assert run("call", "api_1", "/x", *words).stderr == ""

@@ -262,3 +262,45 @@ def test_a_charge_that_is_being_settled_says_so(gateway, lines):
     assert "Read the call again in a few seconds: tollway history CALL." in told
     assert "The call is in progress" not in told
     assert "The call is in progress" in " ".join(lines("history", HELD["id"]))
+
+
+# ---- Metered calls.
+
+METERED = {
+    **CHARGED,
+    "price": "0.00005",
+    "priceMax": "0.01",
+    "quantities": [{"unit": "prompt token", "quantity": 40}, {"unit": "completion token", "quantity": 7}],
+}
+MEASURING = {
+    **METERED,
+    "price": "0.01",
+    "quantities": None,
+    "payment": {**CHARGED["payment"], "state": "held"},
+}
+
+
+def test_one_metered_call_shows_its_price_its_maximum_and_what_it_used(lines, gateway):
+    gateway.call = METERED
+    shown = [" ".join(line.split()) for line in lines("history", CALL_ID)]
+    assert {
+        "price 0.00005 USDC",
+        "at most 0.01 USDC",
+        "used prompt token 40, completion token 7",
+    } <= set(shown)
+
+
+def test_the_list_shows_the_maximum_of_metered_calls(lines, gateway):
+    gateway.calls = [METERED, CHARGED]
+    shown = lines("history")
+    assert [line.strip() for line in shown if "HTTP 200" in line] == [
+        "POST /quote · HTTP 200 · at most 0.01 USDC",
+        "POST /quote · HTTP 200",
+    ]
+    assert any("0.00005 USDC" in line for line in shown)
+
+
+def test_a_metered_call_that_streams_holds_its_maximum_without_a_doubt():
+    assert describe_hold(MEASURING) == (
+        "0.01 USDC is held until the response ends: then the call costs what it has used, and the rest comes back."
+    )

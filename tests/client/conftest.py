@@ -183,6 +183,8 @@ class FakeGateway:
     nonces: set[bytes] = field(default_factory=set)
     cashed: dict[bytes, str] = field(default_factory=dict)
     served: int = 0
+    actual: int | None = None
+    """What each call costs in the end, at most the price; the head has the maximum. None: a fixed price."""
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         if request.url.host == "node.test":
@@ -281,6 +283,8 @@ class FakeGateway:
             missing = format_decimal(self.price - small, decimals=6)
             return self.refuse(402, "payment_insufficient", {"missing": missing})
         due = self.price
+        if self.actual is not None:
+            due = self.actual
         for known_tx in [tx, *(other for other, rest in rests.items() if other != tx and rest < self.price)]:
             part = min(due, rests[known_tx])
             self.taken[known_tx] = self.taken.get(known_tx, 0) + part
@@ -288,6 +292,10 @@ class FakeGateway:
         self.nonces.add(nonce)
         self.served += 1
         rest = amount - self.taken[tx]
+        if self.actual is not None:
+            headers = self.relayed("held", rest=rest + self.actual - self.price)
+            headers["tollway-price-max"] = headers.pop("tollway-price")
+            return httpx.Response(200, content=b"data: {}\n\n", headers=headers)
         return httpx.Response(
             200,
             json={"path": request.url.path, "body": request.content.decode()},
@@ -311,6 +319,11 @@ class FakeGateway:
         problem: dict = {"status": status, "code": code, "detail": f"It is {code}.", **(members or {})}
         if status == 402:
             problem["payment"] = {"options": self.options if self.options is not None else [self.option()]}
+            if self.actual is not None:
+                headers = {
+                    "tollway-price-max": f"{format_decimal(self.price, decimals=6)} USDC",
+                    **(headers or {}),
+                }
         return httpx.Response(
             status,
             content=json.dumps(problem),

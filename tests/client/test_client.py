@@ -984,3 +984,43 @@ async def test_text_never_fails_whatever_charset_a_provider_names(make, gateway,
     gateway.answers = [lambda _: httpx.Response(200, headers=headers, stream=Bytes(b"caf\xe9"))]
     answer = await do(make().call(API))
     assert answer.text == text
+
+
+# ---- Metered calls.
+
+
+async def test_a_metered_stream_is_returned_while_its_maximum_is_held(make, gateway):
+    gateway.actual = 3_000
+    answer = await do(make().call(API))
+    assert (answer.status_code, answer.content) == (200, b"data: {}\n\n")
+    assert (answer.payment.state, answer.payment.price, answer.payment.price_max) == (
+        "held",
+        None,
+        "0.01 USDC",
+    )
+
+
+async def test_what_metered_calls_leave_pays_the_next_ones(make, gateway, chain):
+    gateway.actual = 2_500
+    client = make()
+    for _ in range(3):  # the head of the first one names no rest: the maximum is the whole payment
+        assert (await do(client.call(API, prepay=1))).status_code == 200
+        gateway.price = 2_500
+    assert (gateway.served, len(chain.broadcasts)) == (3, 1)
+
+
+async def test_an_authorisation_never_pays_a_metered_call(make, gateway, chain):
+    gateway.actual = 2_500
+    gateway.offer_authorizations()
+    answer = await do(make().call(API))
+    assert (answer.payment.rail, len(chain.broadcasts), gateway.cashed) == ("tx", 1, {})
+    with pytest.raises(CannotPay):
+        await do(make(rail="x402").call(API))
+
+
+async def test_the_maximum_of_a_metered_call_counts_against_max_price(make, gateway, chain):
+    gateway.actual = 1
+    with pytest.raises(PriceAboveMax):
+        await do(make(max_price="0.009999 USDC").call(API))
+    assert chain.broadcasts == []
+    assert (await do(make(max_price="0.01 USDC").call(API))).status_code == 200

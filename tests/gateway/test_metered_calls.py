@@ -149,6 +149,17 @@ async def test_an_answer_without_a_price_costs_nothing_whatever_it_reports(
     assert (await taken_units(gateway, payment), gateway.usage_kinds) == (0, [])
 
 
+@pytest.mark.parametrize(("limit", "status"), [("0.01", 200), ("0.009999", 412)])
+async def test_the_maximum_of_a_caller_holds_against_the_maximum_of_the_call(
+    gateway: MeteredGateway, limit: str, status: int
+) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = plain(used(0), headers=(JSON,))
+    exchange = await call(gateway, payment, ("Tollway-Max-Price", limit))
+    assert (exchange.status, gateway.served) == (status, int(status == 200))
+    assert await taken_units(gateway, payment) == (BASE if status == 200 else 0)
+
+
 async def test_the_receipt_of_a_short_answer_names_what_was_taken(gateway: MeteredGateway) -> None:
     payment = await gateway.pay(CREDIT)
     gateway.upstream.answer = plain(used(7), headers=(JSON,))

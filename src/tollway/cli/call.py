@@ -8,6 +8,7 @@ import mimetypes
 import os
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import typer
 from pydantic_core import from_json
 from rich.text import Text
 
+from tollway.cli.history import describe_cost, is_measuring
 from tollway.cli.inputs import (
     DEFAULT_GATEWAY,
     LATER,
@@ -60,6 +62,7 @@ from tollway.client import (
     TollwayClient,
     requests,
 )
+from tollway.client.deadline import within
 from tollway.client.operation_list import find_near_operation, list_operations, order_by_similarity
 from tollway.client.responses import is_from_gateway, is_retryable_response
 from tollway.client.safe_text import format_value, plain_line
@@ -68,6 +71,9 @@ OPERATIONS_PRINTED_MAX = 20
 ROOT_OPERATIONS_MAX = 10
 LINE_CHARACTERS_MAX = 2_000
 NO_SUCH_OPERATION = frozenset({404, 405})
+COST_PAUSES_S = (0, 0.1, 0.2, 0.3)
+COST_DEADLINE_S = 1.0
+"""A metered call has its price a moment after its response has ended."""
 _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"
 
@@ -168,10 +174,32 @@ def call(
             ) as response:
                 progress.end()
                 _write_response(response, response_output, as_json=as_json)
+                if is_measured_later(response) and not as_json and output != "-":
+                    _print_cost(client, response)
                 if response.status_code in NO_SUCH_OPERATION and is_for_people(as_json=as_json):
                     _print_operations(client, api_id, method=response.request.method, path=path or "")
     if response.is_error:
         raise typer.Exit(LATER if is_retryable_response(response) else REFUSED)
+
+
+def is_measured_later(response: CallResponse) -> bool:
+    """Whether the end of the body has decided what the call cost."""
+    return response.payment.price_max is not None and response.payment.state == "held"
+
+
+def _print_cost(client: TollwayClient, response: CallResponse) -> None:
+    """Prints on stderr what a metered call cost. The gateway writes the price at the end of the body, so the record may follow it a little later. A failure
+    prints the maximum: the call is done."""
+    payment = response.payment
+    with contextlib.suppress(CallerFailure), within(COST_DEADLINE_S):
+        for pause_s in COST_PAUSES_S:
+            time.sleep(pause_s)
+            call = client.fetch_document(requests.find_call(payment.call_id or ""))
+            if not is_measuring(call):
+                print_line(plain_line(describe_cost(call)), is_error=True)
+                return
+    line = f"cost: at most {payment.price_max}; its price: tollway history {payment.call_id}"
+    print_line(plain_line(line), is_error=True)
 
 
 def _write_response(response: CallResponse, output: ResponseOutput, *, as_json: bool) -> None:

@@ -307,6 +307,8 @@ def _list_members(call: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         "call": call.get("id"),
         "state": describe_state(call),
         "price": _format_price(call),
+        "at most": _format_maximum(call),
+        "used": describe_quantities(call),
         "listing": f"{format_value(call.get('apiName'))} ({format_value(call.get('apiId'))})",
         "request": _format_request(call, has_status=False),
         "response": call.get("httpStatus"),
@@ -350,6 +352,8 @@ def describe_hold(call: Mapping[str, Any]) -> str:
     """How much a call holds, until when, and what to do."""
     if call.get("status") == "pending":
         return f"{_format_price(call)} is held while the call is in progress."
+    if is_measuring(call):
+        return f"{_format_price(call)} is held until the response ends: then the call costs what it has used, and the rest comes back."
     until = format_time(_read_payment(call).get("heldUntil"))
     limit = f" until {until}" if until else ""
     return f"{_format_price(call)} is held{limit}: the API got the request, and its outcome is unknown. {ADVICE['held']}"
@@ -375,14 +379,49 @@ def format_charge(call: Mapping[str, Any]) -> str:
 
 
 def _format_request(call: Mapping[str, Any], *, has_status: bool = True) -> str:
-    """Such as `GET /quote/ETH · HTTP 200`."""
+    """Such as `GET /quote/ETH · HTTP 200`, and the maximum of a metered call."""
     request = f"{format_value(call.get('method'))} {format_value(call.get('path'))}"
-    status = call.get("httpStatus")
-    return f"{request} · HTTP {status}" if has_status and isinstance(status, int) else request
+    if not has_status:
+        return request
+    status, maximum = call.get("httpStatus"), _format_maximum(call)
+    words = [request, *([f"HTTP {status}"] if isinstance(status, int) else [])]
+    return " · ".join([*words, *([f"at most {maximum}"] if maximum else [])])
 
 
 def _format_price(call: Mapping[str, Any]) -> str:
     return f"{format_value(call.get('price'))} {format_value(call.get('currency'))}"
+
+
+def _format_maximum(call: Mapping[str, Any]) -> str:
+    """The maximum of a metered call; empty for a fixed price."""
+    maximum = call.get("priceMax")
+    return "" if maximum is None else f"{format_value(maximum)} {format_value(call.get('currency'))}"
+
+
+def is_measuring(call: Mapping[str, Any]) -> bool:
+    """Whether the response of a metered call has not ended: its price is not known."""
+    is_held = _read_payment(call).get("state") == "held" or call.get("status") == "pending"
+    return (
+        is_held
+        and call.get("status") != "unknown"
+        and _format_maximum(call) != ""
+        and call.get("quantities") is None
+    )
+
+
+def describe_quantities(call: Mapping[str, Any]) -> str:
+    """What the response of a metered call reported, such as `prompt token 40, completion token 7`; empty where it reported nothing."""
+    used = list_objects(call.get("quantities"))
+    return ", ".join(f"{format_value(one.get('unit'))} {format_value(one.get('quantity'))}" for one in used)
+
+
+def describe_cost(call: Mapping[str, Any]) -> str:
+    """What a metered call cost, of its maximum, and what it used."""
+    if is_measuring(call):
+        return f"cost: at most {_format_maximum(call)}; its price is not known yet"
+    used = describe_quantities(call)
+    cost = format_value(call.get("price")) if _read_payment(call).get("state") != "released" else "0"
+    return f"cost: {cost} of at most {_format_maximum(call)}{f' ({used})' if used else ''}"
 
 
 def _read_payment(call: Mapping[str, Any]) -> Mapping[str, Any]:

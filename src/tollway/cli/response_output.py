@@ -248,6 +248,7 @@ def print_payment(response: CallResponse) -> None:
     words = [f"HTTP {response.status_code}"]
     words += ["nothing was paid"] if payment.state == "none" else [f"payment {payment.state}"]
     words += [f"price {payment.price}"] if payment.price else []
+    words += [f"price at most {payment.price_max}"] if payment.price_max else []
     words += [f"credit left {payment.credit_remaining}"] if payment.credit_remaining else []
     words += [f"rail {payment.rail}"] if payment.rail and payment.state != "none" else []
     words += [f"network fee at most {payment.fee_max}"] if payment.fee_max else []

@@ -104,6 +104,8 @@ HeaderPairs = tuple[tuple[str, str], ...]
 
 PROOF_HEADERS = frozenset({"x-payment-tx", "payment-signature"})
 """The headers in which this client shows a payment."""
+PRICE_MAX_HEADER = "tollway-price-max"
+"""The most that a metered call can cost: in a 402, and in place of `Tollway-Price` while the price is not known."""
 PAYMENT_STATES = frozenset({"none", "charged", "released", "held"})
 
 
@@ -138,6 +140,12 @@ class GatewayResponse:
     def is_402(self) -> bool:
         """A 402 of the gateway itself, with or without its document."""
         return self.status == 402 and not self.is_relayed
+
+    @property
+    def is_measured_later(self) -> bool:
+        """A response of the upstream to a metered call whose body is still to be measured. Until its end the gateway holds the maximum."""
+        is_held = self.headers.get("tollway-payment-state") == "held"
+        return self.is_relayed and is_held and PRICE_MAX_HEADER in self.headers
 
     @property
     def payment_state(self) -> str | None:

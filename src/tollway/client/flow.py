@@ -26,6 +26,7 @@ from typing import Self
 
 from tollway.client.authorization import AuthorizationRejected, make_authorization, submit_authorization
 from tollway.client.call_io import (
+    PRICE_MAX_HEADER,
     AuthorizationState,
     CallIo,
     GatewayResponse,
@@ -88,7 +89,10 @@ class PaymentOptions:
     @classmethod
     def read(cls, response: GatewayResponse) -> Self:
         problem = response.problem or {}
-        return cls(tx=read_transfer_offers(problem), x402=read_x402_offers(response.headers, problem))
+        # An authorisation is settled at the amount that was signed, so it cannot pay what a metered call has used.
+        is_metered = PRICE_MAX_HEADER in response.headers
+        x402 = () if is_metered else read_x402_offers(response.headers, problem)
+        return cls(tx=read_transfer_offers(problem), x402=x402)
 
     @property
     def is_empty(self) -> bool:

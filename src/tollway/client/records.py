@@ -439,8 +439,19 @@ class RecordedPayment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredQuantity:
+    """What the response of a metered call reported of one unit."""
+
+    unit: str
+    quantity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """A call in the history. `status`: pending, succeeded, failed or unknown. `error`: the gateway's code where it refused the call."""
+    """A call in the history. `status`: pending, succeeded, failed or unknown. `error`: the gateway's code where it refused the call.
+
+    `price_max`: of a metered call, whose `price` is this maximum until its response has ended. `quantities`: what the response reported; empty where that
+    is absent, None until the price is known and for a fixed price."""
 
     id: str
     api_id: str
@@ -464,6 +475,8 @@ class RecordedCall:
     request_id: str | None = None
     error: str | None = None
     completed_at: datetime | None = None
+    price_max: str | None = None
+    quantities: tuple[MeasuredQuantity, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,6 +151,10 @@ async def decide_outcome(io: CallIo, transfer: Transfer, response: GatewayRespon
         return PaymentRejected(response=response, reason=reason if isinstance(reason, str) else None)
     if code == Code.PRICE_ABOVE_MAX.value:
         raise PriceAboveMax(read_detail(response), transaction=transfer.tx_hash)
+    if response.is_measured_later:
+        # What is left is known at the end of the body. The stored rest stays, which may be too high; the next response corrects it.
+        await io.record_transfer_state(transfer.tx_hash, TransferState.CONFIRMED, is_served=True)
+        return CallResult(response=response, transfer=transfer)
     if _is_held(response) or code == Code.NONCE_REUSED.value:
         raise build_call_held(transfer, response)
     if code in REPEAT_CODES or code == Code.PAYMENT_HELD.value:

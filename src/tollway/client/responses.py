@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from tollway.body_text import CHARSETS, Undecoded, decode_body
 from tollway.client.call_io import (
     PAYMENT_STATES,
+    PRICE_MAX_HEADER,
     PROOF_HEADERS,
     GatewayResponse,
     HeaderPairs,
@@ -38,6 +39,8 @@ class PaymentInfo:
     """The payment of a call by the headers of its response. `state`: none, charged, released or held. A call whose response names no state has
     none: its request carried no payment (`read_response`).
 
+    `price`: what the call cost, such as `0.01 USDC`. None for a metered call whose response is not measured yet, or which cost nothing: then `price_max` is
+    its maximum. `find_call(call_id)` gives the price once the body has ended.
     `rail`: `tx` (a payment's first call), `credit` (a later one), `x402`, or None.
     `fee_max`: the maximum network fee of a new transaction.
     `transaction`: the one that paid, where it is known. `receipt`: the gateway's `PAYMENT-RESPONSE`.
@@ -52,6 +55,7 @@ class PaymentInfo:
     rail: str | None = None
     receipt: SettlementReceipt | None = None
     fee_max: str | None = None
+    price_max: str | None = None
 
 
 class CallResponse(httpx.Response):
@@ -219,6 +223,7 @@ def read_payment(response: httpx.Response, paid: CallResult) -> PaymentInfo:
         rail=rail,
         receipt=receipt,
         fee_max=fee_max,
+        price_max=headers.get(PRICE_MAX_HEADER),
     )
 
 
