@@ -88,6 +88,7 @@ def describe_call(response: CallResponse) -> AgentToolResult:
     members = {
         "state": payment.state if payment.state in _STATES else "unknown",
         "price": read_price(payment.price),
+        "priceMax": read_price(payment.price_max),
         "rail": payment.rail,
         "transaction": payment.transaction,
         "network": payment.network,

@@ -31,6 +31,10 @@ MPP_REQUIRED = "org.paymentauth/payment-required"
 MPP_RECEIPT = "org.paymentauth/receipt"
 """Members of `_meta` in the MCP transport of MPP. `MPP_REQUIRED`: the data of its error -32042, in a result."""
 
+USED = "tollway/price"
+"""Member of `_meta` of a metered call: `callId`, `price` (null until the end of the response has decided it), `priceMax`, `currency` and `quantities`, each with `unit` and
+`quantity` (null with the price)."""
+
 TERMS_TEXT_BYTES_MAX = 1_400
 """Of the text of an unpaid result. A model reads it; the whole terms are in the structured content."""
 
@@ -236,7 +240,7 @@ def _explain(problem: Mapping[str, Any]) -> Any:
     if problem.get("code") != "payment_required" or not isinstance(payment, Mapping):
         return problem.get("detail")
     return (
-        f"This call costs {payment.get('amount')} {payment.get('currency')}. With x402: call again with the payment in "
+        f"This call costs {'up to ' if payment.get('mode') == 'metered' else ''}{payment.get('amount')} {payment.get('currency')}. With x402: call again with the payment in "
         f'_meta["{PAYMENT}"]. Without: pay one of payment.options, then follow withoutX402; both are in structuredContent.'
     )
 
@@ -255,6 +259,7 @@ def _envelope(call: ToolCall, response: HttpResponse) -> dict[str, Any]:
                 ("id", "tollway-call-id"),
                 ("paymentState", "tollway-payment-state"),
                 ("price", "tollway-price"),
+                ("priceMax", "tollway-price-max"),
                 ("creditRemaining", "tollway-credit-remaining"),
                 ("isReplayed", "idempotency-replayed"),
                 ("requestId", "x-request-id"),

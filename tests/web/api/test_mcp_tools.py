@@ -10,11 +10,12 @@ import pytest
 
 from tests.kit.gateway import NOW_MS, PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.mcp import QUOTES, mcp_context, mcp_request, pay_x402
+from tests.kit.metered_gateway import TOTAL_TOKENS, make_metering
 from tests.kit.payer import KeyWallet
-from tests.kit.upstream import Arrived, plain
+from tests.kit.upstream import Answerer, Arrived, plain
 from tests.kit.waits import bounded, until
 from tollway.discovery.argument_check import check_arguments
-from tollway.discovery.tool_results import PAYMENT, PAYMENT_RESPONSE, ToolResult
+from tollway.discovery.tool_results import PAYMENT, PAYMENT_RESPONSE, USED, ToolResult
 from tollway.discovery.tools import GATEWAY_TOOLS, TOOL_RESPONSE_BYTES_MAX, TOOLS_PER_PAGE
 from tollway.ids import keccak256
 from tollway.money import Price
@@ -22,6 +23,7 @@ from tollway.registry.catalog import Catalog, ListingPage, ListingQuery
 from tollway.web.api.mcp_tools import SEARCHES_AT_ONCE, McpTools, ToolInvocation
 
 ASSET = {"asset": "ETH"}
+JSON = "Content-Type: application/json"
 
 
 @pytest.fixture
@@ -528,6 +530,51 @@ async def test_a_body_is_part_of_what_is_signed(gateway: InProcessGateway, mcp_t
     assert not answer.is_error, answer.content
     (arrived,) = gateway.upstream.arrived
     assert (bytes(arrived.body), arrived.find("content-type")) == (written, "application/json")
+
+
+# ---------------------------------------------------------------------- metered
+
+USE = b'{"usage": {"total_tokens": 7}}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "price", "quantities"),
+    [
+        (plain(USE, headers=(JSON,)), "0.0017", 7),
+        (plain(b"data: %b\n\n" % USE, headers=("Content-Type: text/event-stream",)), "0.0017", 7),
+        (plain(USE + b" " * 70_000, headers=(JSON,)), "0.0017", 7),
+        (plain(b"{}", headers=(JSON,)), "0.01", None),
+    ],
+)
+async def test_a_metered_result_has_the_price_the_maximum_and_the_use(
+    gateway: InProcessGateway, mcp_tools: McpTools, answer: Answerer, price: str, quantities: int | None
+) -> None:
+    listing = await mcp_tools.find_listing("api_quotes")
+    await gateway.revise(listing, metering=make_metering(TOTAL_TOKENS))
+    terms = await quote(mcp_tools)
+    assert "costs up to 0.01 USDC" in terms.content["detail"]
+    gateway.upstream.answer = answer
+    proof = proof_of(gateway, terms, (await gateway.pay(units=20_000)).tx_hash)
+    result = await quote(mcp_tools, **proof)
+    assert not result.is_error, result.content
+    assert result.meta[USED] == {
+        "callId": result.content["call"]["id"],
+        "price": price,
+        "priceMax": "0.01",
+        "currency": "USDC",
+        "quantities": [] if quantities is None else [{"unit": "unit", "quantity": quantities}],
+    }
+
+
+async def test_a_metered_call_that_costs_nothing_by_its_status_has_no_price(
+    gateway: InProcessGateway, mcp_tools: McpTools
+) -> None:
+    listing = await mcp_tools.find_listing("api_quotes")
+    await gateway.revise(listing, metering=make_metering(TOTAL_TOKENS))
+    gateway.upstream.answer = plain(USE, status=500, headers=(JSON,))
+    proof = proof_of(gateway, await quote(mcp_tools), (await gateway.pay()).tx_hash)
+    result = await quote(mcp_tools, **proof)
+    assert (result.content["call"]["paymentState"], result.meta) == ("released", {})
 
 
 # ---------------------------------------------------------------------- limits

@@ -30,6 +30,7 @@ from tollway.discovery.search_text import CLOSEST_MAX, advise_search, explain_se
 from tollway.discovery.tool_results import (
     MPP_REQUIRED,
     PAYMENT_ERROR,
+    USED,
     ToolCall,
     ToolResult,
     list_result,
@@ -53,8 +54,8 @@ from tollway.discovery.tools import (
     split_name,
     take_page,
 )
-from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError, refuse
-from tollway.ids import ListingId
+from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, TollwayError, refuse
+from tollway.ids import CallId, ListingId
 from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing, RevisionCache
 from tollway.registry.metering import offer
@@ -316,7 +317,33 @@ class McpTools:
             mcp_request=invocation.mcp_request,
             bytes_max=TOOL_RESPONSE_BYTES_MAX,
         )
-        return replace(response_result(call, answer), has_payment=bool(presented) or "paymentTx" in controls)
+        result = response_result(call, answer)
+        if operation.metering is not None or "tollway-price-max" in answer.headers:
+            result = replace(result, meta={**result.meta, **await self._read_price(answer.headers)})
+        return replace(result, has_payment=bool(presented) or "paymentTx" in controls)
+
+    async def _read_price(self, headers: Mapping[str, str]) -> dict[str, Any]:
+        """The member of `_meta` of a metered call that is charged or held; empty for any other, and where the database is away: the response is paid for. The price is
+        written soon after the last byte."""
+        call_id = headers.get("tollway-call-id", "")
+        if headers.get("tollway-payment-state") not in ("charged", "held") or not call_id:
+            return {}
+        try:
+            record = await self._context.call_history.find_call(CallId(call_id))
+            for pause_s in PRICE_PAUSES_S:
+                if record is None or not record.is_unmeasured:
+                    break
+                await asyncio.sleep(pause_s)
+                record = await self._context.call_history.find_call(CallId(call_id))
+        except StorageUnavailable:
+            return {}
+        if record is None or record.metering is None:
+            return {}
+        described = call_json(record, self._context.find_asset)
+        members = {name: described[name] for name in ("price", "priceMax", "currency", "quantities")}
+        if record.is_unmeasured:
+            members["price"] = None
+        return {USED: {"callId": call_id, **members}}
 
     def _problem_result(self, problem: Problem, mcp_request: McpRequest) -> ToolResult:
         path = mcp_request.request.url.path
@@ -438,6 +465,8 @@ def _query_text(value: Any) -> str:
     return str(value)
 
 
+PRICE_PAUSES_S = (0.05, 0.1, 0.2, 0.4)
+"""Between two reads of a metered call whose price is not written."""
 LISTS_CACHE_MS = 60_000
 """How long a client may cache a list of tools. The list contains prices, and an earlier price stays valid for ten minutes."""
 
