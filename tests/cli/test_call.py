@@ -348,7 +348,7 @@ def test_a_call_without_a_path_names_the_operations_and_pays_nothing(run, gatewa
     assert error["code"] == "path_missing"
     assert error["lines"] == [
         "This API has these operations:",
-        *(f"  GET  /quote/{number}  0.01 USDC" for number in range(10)),
+        *(f"  GET /quote/{number}  0.01 USDC" for number in range(10)),
         "  and 3 more: tollway show api_1",
         "For example: tollway call api_1 '/quote/ETH?a=1&b=2'",
     ]

@@ -81,7 +81,7 @@ async def test_a_call_is_paid_and_tells_what_it_cost(make, gateway):
 async def test_a_call_above_the_limit_is_refused_and_nothing_is_paid(make, gateway, chain):
     tools = make(max_price="0.009 USDC")
     for wish in ({}, {"maxPrice": "5 USDC"}, {"maxPrice": "5"}):
-        error = error_of(await run_tool(tools, "call_api", apiId=API, **wish))
+        error = error_of(await run_tool(tools, "call_api", apiId=API, path="/a", **wish))
         assert error["code"] == "price_above_max"
         assert error["detail"] == "The call costs 0.01 USDC; allowed in USDC: 0.009."
         assert "Nothing was paid. Only the owner of this wallet can raise its limits" in error["advice"]
@@ -92,12 +92,13 @@ async def test_a_call_above_the_limit_is_refused_and_nothing_is_paid(make, gatew
 async def test_an_agent_can_lower_the_limit_of_a_call(make, gateway):
     tools = make()
     for own in ("0.001 USDC", "0.001", "1 DAI"):
-        error = error_of(await run_tool(tools, "call_api", apiId=API, maxPrice=own))
+        error = error_of(await run_tool(tools, "call_api", apiId=API, path="/a", maxPrice=own))
         assert error["code"] == "price_above_max"
         assert "The limit was your own `maxPrice`" in error["advice"]
         assert error["maxPrice"] == own
     assert (
-        error_of(await run_tool(tools, "call_api", apiId=API, maxPrice="much"))["code"] == "invalid_arguments"
+        error_of(await run_tool(tools, "call_api", apiId=API, path="/a", maxPrice="much"))["code"]
+        == "invalid_arguments"
     )
     assert gateway.served == 0
 
@@ -126,6 +127,25 @@ async def test_after_a_typo_an_agent_reads_the_operations_that_exist(make, gatew
     assert told.document["operations"][0] == "GET /words  0.01 USDC"
     assert (len(told.document["operations"]), told.document["operationsLeftOut"]) == (20, 12)
     assert told.document["notice"] == f"{BODY_OF_GATEWAY} {OPERATIONS_UNTRUSTED}"
+
+
+async def test_a_call_without_a_path_names_the_operations_and_pays_nothing(make, gateway):
+    entry = {"method": "GET", "path": "/quote", "price": "0.01 USDC"}
+    agent = {"id": API, "operations": [entry] * 12, "operationsLeftOut": 1}
+    gateway.answers = [lambda _: httpx.Response(200, json=agent)]
+    tools = make()
+    told = await run_tool(tools, "call_api", apiId=API)
+    assert error_of(told)["code"] == "invalid_arguments"
+    assert told.document["operations"] == ["GET /quote  0.01 USDC"] * 10
+    assert (told.document["operationsLeftOut"], told.document["notice"]) == (3, OPERATIONS_UNTRUSTED)
+    assert (gateway.served, tools.client.authorizations()) == (0, ())
+
+
+@pytest.mark.parametrize("operations", [[], [{"path": ""}], [{"path": "/x"}, {"path": "/"}]])
+async def test_the_root_is_called_where_it_is_an_operation(make, gateway, operations):
+    gateway.answers = [lambda _: httpx.Response(200, json={"id": API, "operations": operations})]
+    told = await run_tool(make(), "call_api", apiId=API)
+    assert (told.is_error, gateway.served) == (False, 1)
 
 
 async def test_a_404_of_an_operation_that_exists_lists_none(make, gateway):
@@ -242,8 +262,8 @@ async def test_a_cancelled_call_keeps_its_key_and_its_authorisation(make, gatewa
 async def test_a_refusal_that_tells_nothing_of_an_earlier_sending_keeps_the_key(make, gateway):
     tools = make()
     gateway.answers = [lambda _: gateway.refuse(429, "rate_limited", {"paymentState": "none"})]
-    assert (await run_tool(tools, "call_api", apiId=API)).document["status"] == 429
-    assert not (await run_tool(tools, "call_api", apiId=API)).is_error
+    assert (await run_tool(tools, "call_api", apiId=API, path="/a")).document["status"] == 429
+    assert not (await run_tool(tools, "call_api", apiId=API, path="/a")).is_error
     assert len(set(keys_seen(gateway))) == 1
 
 
@@ -268,17 +288,17 @@ async def test_the_same_call_twice_at_once_goes_under_one_key(make, gateway):
 async def test_an_agents_own_key_is_used_as_it_is(make, gateway):
     tools = make()
     for _ in range(2):
-        await run_tool(tools, "call_api", apiId=API, idempotencyKey="order-17")
+        await run_tool(tools, "call_api", apiId=API, path="/a", idempotencyKey="order-17")
     assert set(keys_seen(gateway)) == {"order-17"}
 
 
 async def test_without_a_wallet_free_calls_work_and_paid_ones_fail_with_a_reason(make, gateway):
     tools = make(wallet=None)
-    error = error_of(await run_tool(tools, "call_api", apiId=API))
+    error = error_of(await run_tool(tools, "call_api", apiId=API, path="/a"))
     assert "There is no wallet to pay with." in error["detail"]
     assert error_of(await run_tool(tools, "my_calls"))["code"] == "cannot_pay"
     gateway.price = 0
-    assert (await run_tool(tools, "call_api", apiId=API)).document["body"] == "free"
+    assert (await run_tool(tools, "call_api", apiId=API, path="/a")).document["body"] == "free"
     assert (await run_tool(tools, "wallet_status")).document["wallet"] is None
 
 
@@ -288,8 +308,8 @@ async def test_without_a_wallet_free_calls_work_and_paid_ones_fail_with_a_reason
         {"apiId": API, "headers": {"Host": "evil.test"}},
         {"apiId": API, "headers": {"Idempotency-Key": "x"}},
         {"apiId": API, "headers": {"accept-encoding": "gzip"}},
-        {"apiId": API, "headers": {"X-Payment-Tx": "0x1"}},
-        {"apiId": API, "headers": {"PAYMENT-SIGNATURE": "x"}},
+        {"apiId": API, "path": "/x", "headers": {"X-Payment-Tx": "0x1"}},
+        {"apiId": API, "path": "/x", "headers": {"PAYMENT-SIGNATURE": "x"}},
         {"apiId": API, "json": {}, "body": "x"},
         {"apiId": API, "json": {}, "form": {}},
         {"apiId": API, "body": "x", "files": {"a": "AA=="}},

@@ -45,7 +45,6 @@ from tollway.cli.inputs import (
 )
 from tollway.cli.output import (
     is_for_people,
-    list_objects,
     open_console,
     print_failure,
     print_line,
@@ -63,12 +62,17 @@ from tollway.client import (
     requests,
 )
 from tollway.client.deadline import within
-from tollway.client.operation_list import find_near_operation, list_operations, order_by_similarity
+from tollway.client.operation_list import (
+    describe_entry,
+    find_near_operation,
+    list_beside_root,
+    list_operations,
+    order_by_similarity,
+)
 from tollway.client.responses import is_from_gateway, is_retryable_response
-from tollway.client.safe_text import format_value, plain_line
+from tollway.client.safe_text import plain_line
 
 OPERATIONS_PRINTED_MAX = 20
-ROOT_OPERATIONS_MAX = 10
 LINE_CHARACTERS_MAX = 2_000
 NO_SUCH_OPERATION = frozenset({404, 405})
 COST_PAUSES_S = (0, 0.1, 0.2, 0.3)
@@ -376,17 +380,10 @@ class PathMissing(ValueError):
 
 def check_root(document: Mapping[str, Any]) -> None:
     """Raises `PathMissing` where an API has operations, none of them at `/`. `document`: for agents, or the details of a listing. A call of the root would cost the price."""
-    operations = list_objects(document.get("operations"))
-    if not operations or any(one.get("path") in ("", "/") for one in operations):
+    operations, more = list_beside_root(document)
+    if not operations:
         return
-    left_out = document.get("operationsLeftOut")
-    more = len(operations[ROOT_OPERATIONS_MAX:]) + (left_out if isinstance(left_out, int) else 0)
-    names = ("method", "path", "price")
-    lines = ["This API has these operations:"]
-    lines += [
-        "  " + "  ".join(plain_line(format_value(one.get(name))) for name in names).rstrip()
-        for one in operations[:ROOT_OPERATIONS_MAX]
-    ]
+    lines = ["This API has these operations:", *(f"  {describe_entry(one)}" for one in operations)]
     api_id = document.get("id")
     if more:
         lines.append(f"  and {more} more: tollway show {quote_word(api_id)}")

@@ -25,7 +25,14 @@ from tollway.client.errors import (
     PriceAboveMax,
     StoreUnusable,
 )
-from tollway.client.operation_list import find_near_operation, list_operations, order_by_similarity, serves
+from tollway.client.operation_list import (
+    describe_entry,
+    find_near_operation,
+    list_beside_root,
+    list_operations,
+    order_by_similarity,
+    serves,
+)
 from tollway.client.responses import CallResponse, is_from_gateway, read_json
 from tollway.client.safe_text import bound_document, format_json, format_value, plain, plain_line
 
@@ -371,6 +378,20 @@ def _read_number(value: object) -> int | float | None:
 
 def _cut_text(text: object, most: int) -> str:
     return format_value(plain_line(format_value(text)), characters_max=most)
+
+
+def refuse_root(document: Mapping[str, object]) -> AgentToolResult | None:
+    """The result of a call without a path, which would pay for the root; None where the root can be called. `document`: for agents."""
+    operations, more = list_beside_root(document)
+    if not operations:
+        return None
+    refused = AgentToolResult.of_error(
+        "invalid_arguments", "path: name the path of an operation. Nothing was sent and nothing is paid."
+    )
+    members: dict[str, object] = {"operations": [describe_entry(one) for one in operations]}
+    if more:
+        members["operationsLeftOut"] = more
+    return replace(refused, document={"notice": OPERATIONS_UNTRUSTED, **refused.document, **members})
 
 
 def add_operations(

@@ -31,6 +31,7 @@ from tollway.client.agent_tool_results import (
     fit_texts,
     read_counts,
     read_id,
+    refuse_root,
     shorten_agent_document,
     shorten_call,
 )
@@ -135,7 +136,7 @@ TOOLS = (
         input_schema=_object(
             ("apiId",),
             apiId=_API_ID,
-            path=_text("Path under the API, such as /quote/ETH; may carry a query.", most=8_000),
+            path=_text("Path of an operation, such as /quote/ETH; may carry a query.", most=8_000),
             method={"enum": ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"], "description": "Default GET."},
             query={
                 "type": "object",
@@ -342,6 +343,10 @@ class AgentTools:
     async def _call(self, arguments: Arguments) -> AgentToolResult:
         api_id, path = str(arguments["apiId"]), str(arguments.get("path", ""))
         options = _read_options(arguments, self.client.allowance.max_price)
+        if "path" not in arguments:
+            refused = refuse_root(await self.client.fetch_agent_document(api_id))
+            if refused is not None:
+                return refused
         given = arguments.get("idempotencyKey")
         async with self._call_slots:
             key = given if isinstance(given, str) else await self._keep_key(api_id, path, options)

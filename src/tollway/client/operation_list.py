@@ -1,4 +1,4 @@
-"""The operations of a listing, for a request that none of them serves: those of the provider's document, and those with a price of their own. Pure.
+"""The operations of a listing, for a request that none of them serves or that names no path: those of the provider's document, and those with a price of their own. Pure.
 
 Everything here is untrusted text of a gateway and a provider: a member of a wrong type is left out, and every number of operations and characters has a maximum.
 """
@@ -12,6 +12,7 @@ from tollway.client.safe_text import format_value, plain_line
 
 OPERATIONS_MAX = 2_000
 """As many as a document may have."""
+ROOT_OPERATIONS_MAX = 10
 PATH_CHARACTERS_MAX = 200
 """A longer path is left out: a comparison takes the square of its length."""
 SIMILARITY_MIN = 0.6
@@ -101,6 +102,27 @@ def _format_price(priced: Mapping[str, Any], details: Mapping[str, Any]) -> str:
 
 def _clean(text: object) -> str:
     return plain_line(format_value(text))
+
+
+# ---- A request without a path.
+
+
+def list_beside_root(document: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], int]:
+    """The operations of an API that has none at `/`, at most `ROOT_OPERATIONS_MAX`, and how many more it has. None where the root is an operation, or where the API
+    names no operation: a request without a path is then a call of it. `document`: for agents, or the details."""
+    given = document.get("operations")
+    operations = [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+    if any(one.get("path") in ("", "/") for one in operations):
+        return [], 0
+    left_out = document.get("operationsLeftOut")
+    shown = operations[:ROOT_OPERATIONS_MAX]
+    return shown, len(operations) - len(shown) + (left_out if isinstance(left_out, int) else 0)
+
+
+def describe_entry(operation: Mapping[str, Any]) -> str:
+    """Such as `GET /quote/{symbol}  0.01 USDC`, of an operation of an agent document."""
+    words = [_clean(operation.get(name)) for name in ("method", "path", "price")]
+    return f"{words[0]} {words[1]}  {words[2]}".rstrip()
 
 
 # ---- The nearest one.
