@@ -11,12 +11,17 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
+from tests.kit.listings import sample_listing
 from tests.kit.message_catalog import PSEUDO, LongWords
 from tests.kit.routes import PUBLIC_URL
-from tests.kit.signed_in import DAY_MS, MIXED, NOW_MS, SELLER, USDC, open_signed_in
+from tests.kit.signed_in import DAY_MS, MIXED, NOW_MS, OTHER, SELLER, USDC, open_signed_in
 from tests.system.browser.test_signed_in_pages import Site, open_page
 from tests.system.browser.watched_page import WatchedPage
+from tollway.ids import ListingId
+from tollway.registry.quality import Reputation
 from tollway.web.pages.page_session import PAGE_COOKIE
+from tollway.webhooks.messages import Echo
+from tollway.webhooks.schedule import Response
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -195,6 +200,58 @@ async def test_a_proof_and_a_secret_are_copied(browser: Browser, site: Site) -> 
         await page.get_by_role("link", name="Its state and deliveries").click()
         await page.get_by_text("Remove this receiver").click()
         await page.get_by_role("button", name="Yes, remove it").click()
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 320), ("dark", 1280)])
+async def test_an_endpoint_of_another_wallet_and_a_shared_secret_are_shown(
+    browser: Browser, site: Site, theme: str, width: int
+) -> None:
+    endpoint = f"https://{theme}-theirs.example.com"
+    theirs = sample_listing(
+        provider=OTHER.address,
+        id=ListingId(f"api_{theme}_theirs"),
+        name=f"Original {theme}",
+        endpoint=endpoint,
+    )
+    await site.harness.catalog.publish(theirs)
+    await site.harness.services.stores.set_reputation(theirs.id, Reputation(verified_ms=1))
+    async with open_as_provider(browser, site, theme, width) as watched:
+        page = watched.page
+        await watched.goto("/my/apis/new")
+        await fill(watched, endpoint=endpoint, pricePerRequest="0", name=f"Copy {theme}")
+        await page.get_by_role("button", name="Check").click()
+        await expect(page.locator("#checked + p")).to_contain_text("endpoint owned by another")
+        await look(watched, f"owned-check-{theme}")
+        await page.locator('details:has([name="forwardSignature"]) > summary').click()
+        await page.locator('[name="forwardSignature"]').select_option("hmac-sha256")
+        await page.get_by_role("button", name="Publish").click()
+        await expect(page.get_by_role("button", name="Copy: Secret")).to_be_visible()
+        await expect(page.locator(".api-head .notice.bad")).to_contain_text(str(theirs.id))
+        await look(watched, f"secret-{theme}")
+        await page.get_by_role("link", name="Its public page", exact=True).click()
+        await expect(page.locator(".api-head")).to_contain_text("endpoint proved by another API")
+        await look(watched, f"copy-{theme}")
+        await page.get_by_role("link", name="the API of that wallet").click()
+        await expect(page.locator("h1")).to_have_text(f"Original {theme}")
+        await watched.goto(f"/?q={theme}")
+        await expect(page.locator(".rows h3")).to_have_text([f"Original {theme}", f"Copy {theme}"])
+        await look(watched, f"copy-row-{theme}")
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 320), ("dark", 1280)])
+async def test_a_webhook_shows_its_challenge(browser: Browser, site: Site, theme: str, width: int) -> None:
+    webhooks = site.harness.services.webhooks
+    endpoint = await webhooks.register(SELLER.address, url=f"https://{theme}.example.com/hook")
+    async with open_as_provider(browser, site, theme, width) as watched:
+        for echo, response, words in (
+            (Echo.NONE, Response(status=404), "HTTP 404"),
+            (Echo.WALLET, Response(status=200), "with the challenge"),
+        ):
+            await webhooks.echo(endpoint, echo, response)
+            await watched.goto(f"/my/webhooks/{endpoint.id}")
+            await expect(watched.page.locator("section[aria-labelledby=challenge]")).to_contain_text(words)
+            await look(watched, f"challenge-{response.status}-{theme}")
+    await webhooks.store.remove(SELLER.address, endpoint.id)
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 320), ("dark", 1280)])
