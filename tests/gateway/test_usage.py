@@ -356,7 +356,18 @@ def test_a_body_that_is_too_large_to_copy_reports_nothing(size: int, quantities:
     assert measure(TOTAL, body[:100], body[100:], limits=LIMITS) == quantities
     reader = UsageReader([TOTAL], method="GET", status=200, headers=[JSON], limits=LIMITS)
     reader.add(body)
-    assert reader.unparsed_bytes <= LIMITS.metered_body_bytes_max
+    assert reader.is_copying is (quantities is not None)
+
+
+def test_counts_what_is_parsed_when_a_chunk_is_added() -> None:
+    def count(metering: Metering, headers: Headers, *, is_last: bool) -> int:
+        reader = UsageReader([metering], method="GET", status=200, headers=headers, limits=LIMITS)
+        reader.add(b"data: 123")
+        return reader.count_parsed(b"4567", is_last=is_last)
+
+    assert [count(TOTAL, [JSON], is_last=is_last) for is_last in (False, True)] == [0, 13]
+    assert [count(TOTAL, [SSE], is_last=is_last) for is_last in (False, True)] == [13, 13]
+    assert [count(formula(BYTES, HEADER), [JSON], is_last=is_last) for is_last in (False, True)] == [0, 0]
 
 
 # ---------------------------------------------------------------------- streams

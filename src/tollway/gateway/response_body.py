@@ -296,8 +296,10 @@ class Meter:
         if self.is_ended:
             return
         is_last = is_last or not chunk
-        if self._reader.unparsed_bytes + len(chunk) <= self._parse_bytes_max:
+        if self._reader.count_parsed(chunk, is_last=is_last) <= self._parse_bytes_max:
             self._measure(chunk, is_last)
+            if not self._reader.is_copying:  # it has ended, or is too large
+                self._give_back_reservation()
             return
         # Shielded: a thread does not stop with its caller, and one thread at a time measures.
         loop = asyncio.get_running_loop()

@@ -39,8 +39,7 @@ _UNREADABLE: Final = object()
 class UsageReader:
     """The reader of one response. It takes the body in chunks of any size: the result is the same for every split.
 
-    `add` and `end` parse JSON, so they may take milliseconds: `unparsed_bytes` bounds what the next of them parses, without the bytes given to it. They may
-    run in a thread, one at a time."""
+    `add` and `end` parse JSON, which may take milliseconds (`count_parsed`). They may run in a thread, one at a time."""
 
     __slots__ = (
         "_body_bytes",
@@ -79,11 +78,11 @@ class UsageReader:
         """Whether it keeps the body in memory, of at most `metered_body_bytes_max`, to parse it at its end."""
         return self._copy is not None
 
-    @property
-    def unparsed_bytes(self) -> int:
+    def count_parsed(self, chunk: bytes, *, is_last: bool) -> int:
+        """The most bytes of JSON that are parsed when `chunk` is added, and after it the end where it `is_last`."""
         if self._copy is not None:
-            return len(self._copy)
-        return 0 if self._events is None else self._events.held_bytes
+            return len(self._copy) + len(chunk) if is_last else 0
+        return 0 if self._events is None else self._events.held_bytes + len(chunk)
 
     def add(self, chunk: bytes) -> None:
         self._body_bytes += len(chunk)
