@@ -476,7 +476,7 @@ async def test_the_audit_finds_one_unit_one_call_one_row(database: Database, cha
 async def test_a_period_with_many_wrong_sums_hides_no_other(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.ledger.history.LINES_MAX", 8)
+    monkeypatch.setattr("tollway.storage.ledger.ledger_audit.LINES_MAX", 8)
     number_of = 20
     first = [
         call_record_row(number, created_ms=HOUR, listing_id=f"api_{number:02}", **PAID)

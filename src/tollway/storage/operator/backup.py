@@ -26,7 +26,7 @@ from tollway.ledger.ledger import AuditReport
 from tollway.storage.engine.database import SqliteDatabase, list_auxiliary_files, restrict_to_owner
 from tollway.storage.engine.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # an import of that module, not an export
 from tollway.storage.engine.migrate import TOO_NEW, TOO_OLD, explain_refusal, schema_state, upgrade
-from tollway.storage.ledger.history import audit
+from tollway.storage.ledger.ledger_audit import audit
 from tollway.storage.operator.operator_writes import mark_restored, record_audit_entry
 from tollway.storage.operator.restore_detection import (
     bump_generation,

@@ -36,7 +36,7 @@ from tollway.ledger.ledger import AuditReport
 from tollway.storage.engine.database import Database, metadata, partial_index, write_retried
 from tollway.storage.engine.statements import insert_for
 from tollway.storage.ledger.closed_periods import mark_wrong
-from tollway.storage.ledger.history import audit
+from tollway.storage.ledger.ledger_audit import audit
 from tollway.storage.ledger.ledger_tables import (
     RowId,
     admission_table,
