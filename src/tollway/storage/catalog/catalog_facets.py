@@ -160,11 +160,13 @@ def is_unverified(seq: ColumnElement[int]) -> ColumnElement[bool]:
     return not_(_verified().holds(seq))
 
 
+_OWNED = ownership_table.alias("owned")
+
+
 def is_owned_by_another(seq: ColumnElement[int]) -> ColumnElement[bool]:
     """A condition: the listing has no proof, and another wallet owns the origin of its endpoint."""
-    owned = ownership_table.alias("owned")
-    by_listing = Facet(source=owned, seq=owned.c.listing_seq, where=(owned.c.owned_by_another == true(),))
-    return by_listing.holds(seq)
+    known = select(_OWNED.c.owned_by_another).where(_OWNED.c.listing_seq == seq)
+    return known.scalar_subquery().is_(True)
 
 
 def _priced(query: ListingQuery) -> Facet:

@@ -233,8 +233,9 @@ def _record_check(
         "verified_ms": after.verified_ms,
         "checked_ms": after.checked_ms,
         "failures": after.failures,
-        "owned_by_another": known.owned_by_another and not after.is_verified,
     }
+    if after.is_verified:
+        values["owned_by_another"] = False
     connection.execute(update(ownership_table).where(named).values(values))
     if is_moved:
         update_score(connection, row.seq)
