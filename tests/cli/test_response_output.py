@@ -67,6 +67,7 @@ def test_an_answer_is_json_text_or_bytes(content, kind, shown):
         "rail": "x402",
         "receipt": {"success": True, "transaction": str(TX), "network": "eip155:84532"},
         "feeMax": None,
+        "priceMax": None,
     }
 
 
