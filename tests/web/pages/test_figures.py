@@ -8,7 +8,7 @@ from jinja2 import Environment
 
 from tests.kit.pages import PageHarness, PageReader
 from tollway.web.http.query import parse_time
-from tollway.web.pages.figures import align_amounts, split_time
+from tollway.web.pages.figures import align_amounts, keep_amounts, split_time
 
 NOW_MS = parse_time("2026-11-28T23:59:59.000Z")
 
@@ -81,3 +81,8 @@ def test_what_is_cut_is_whole_in_its_title(macro: str) -> None:
     assert PageReader(html).words == words
     assert ("<b>" in html) is False
     assert (f'title="{title}"'.replace("<", "&lt;").replace(">", "&gt;") in html) is (title != "")
+
+
+def test_a_column_after_the_first_needs_an_amount() -> None:
+    columns = (("Charged", ("–", "–")), ("Held", ("–", "–")), ("Released", ("–", "0.10")), ("Reorged", ()))
+    assert [name for name, _ in keep_amounts(columns)] == ["Charged", "Released", "Reorged"]

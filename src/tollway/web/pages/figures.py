@@ -64,6 +64,11 @@ def align_amounts(
     return tuple(ZERO if _is_zero(text) else _pad(text, places[kind]) for text, kind in pairs)
 
 
+def keep_amounts(columns: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """The first of some columns (their names, their amounts, and what else they have), and of the others those with an amount."""
+    return tuple(one for number, one in enumerate(columns) if number == 0 or set(one[1]) != {ZERO})
+
+
 def _is_zero(amount: str) -> bool:
     return not amount.strip("-0.")
 

@@ -29,7 +29,7 @@ from tollway.web.http.problems import split_code
 from tollway.web.http.query import format_time
 from tollway.web.pages.assets import DEMO_MODULE, PageAssets
 from tollway.web.pages.chart_svg import outline_spark
-from tollway.web.pages.figures import align_amounts, split_time
+from tollway.web.pages.figures import align_amounts, keep_amounts, split_time
 from tollway.web.pages.languages import choose_language, read_catalogs
 from tollway.web.pages.messages import MessageEnvironment
 
@@ -47,6 +47,7 @@ FILTERS = {
     "split_time": split_time,
     "decimal": format_decimal,
     "aligned": align_amounts,
+    "with_amounts": keep_amounts,
     "split_code": split_code,
     "spark": outline_spark,
     "formula": describe_metering,
