@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 from tests.kit.gateway import serve_app
 from tests.kit.ledger_records import operator_origin
 from tests.kit.listing_routes import BODY, ListingRoutesHarness, open_listing_routes
+from tests.kit.metering import TOKENS, sample_metering
 from tests.kit.routes import ALICE, authenticate_as
 from tollway.cli import own_listings
 from tollway.cli.inputs import read_wallet
@@ -237,6 +238,7 @@ async def test_a_dry_run_creates_nothing(setup: Setup) -> None:
         (["--rate", "fast"], "write a rate as CALLS/SECONDS"),
         (["--secret-file", "none"], "none cannot be read"),
         (["--openapi", "none.json"], "none.json cannot be read"),
+        (["--metering", "none.json"], "none.json cannot be read"),
         (["--secret-header", "a", "--secret-query", "b"], "not both"),
         (["--file", "none.json"], "none.json cannot be read"),
     ],
@@ -425,6 +427,29 @@ async def test_an_edit_replaces_the_secret_and_prints_none(setup: Setup, tmp_pat
     assert (auth.name, auth.value) == ("X-Key", "n3w")
     assert "n3w" not in done.output
     assert list(json.loads(done.stdout)["changes"]) == ["upstreamAuth"]
+
+
+async def test_a_formula_comes_from_a_file_and_an_edit_prints_its_parts(setup: Setup, tmp_path: Path) -> None:
+    created = await setup.harness.publish(**FULL)
+    (tmp_path / "formula.json").write_text(json.dumps(TOKENS))
+    words = [
+        "listing",
+        "edit",
+        created["id"],
+        "--price",
+        "0.02",
+        "--metering",
+        str(tmp_path / "formula.json"),
+    ]
+    done = await setup.run(*words)
+    assert json.loads(done.stdout)["metering"] == TOKENS, done.output
+    assert (await setup.harness.stored(created["id"])).metering == sample_metering()
+    done = await setup.run("listing", "edit", created["id"], "--clear", "metering")
+    assert json.loads(done.stdout)["changes"]["metering"] == {"before": TOKENS, "after": None}
+    (tmp_path / "formula.json").write_text("[]")
+    done = await setup.run(*words)
+    assert done.exit_code == 2
+    assert "must contain one object: the formula of a metered price" in done.stderr
 
 
 async def test_an_edit_replaces_the_document_from_a_file(setup: Setup, tmp_path: Path) -> None:

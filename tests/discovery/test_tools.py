@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.listings import sample_listing
+from tests.kit.metering import TOKENS_IN_WORDS, sample_metering
 from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.discovery.tools import (
     API_INSTRUCTIONS,
@@ -82,6 +83,11 @@ def test_a_description_begins_with_what_the_tool_does() -> None:
     assert plain.description.startswith(
         '"any method and path of Weather" Free of charge. One operation of api_1. '
     )
+
+
+def test_a_metered_operation_costs_up_to_its_maximum() -> None:
+    tool = api_tool(LISTING, operation(metering=sample_metering()))
+    assert f'of Weather" Costs up to 0.02 USDC: {TOKENS_IN_WORDS}. One operation' in tool.description
 
 
 @pytest.mark.parametrize(
