@@ -6,7 +6,7 @@ tried, so that its provider sees that it works before it is resumed.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tollway.errors import Problem, Refusal, TollwayError, UpstreamTimeout
@@ -18,12 +18,14 @@ from tollway.gateway.problems import LOOP, find_idempotency_key
 from tollway.gateway.proxy import Proxy
 from tollway.gateway.rail import CallPayment, ClockAndEntropy, CollectResponse
 from tollway.gateway.routing import RequestSchemas, Route, Router
+from tollway.gateway.usage import UsageReader
 from tollway.ids import Address, CallId, ListingId, format_id
 from tollway.ledger.ledger import Claimed, Close, Closed, Finish, Ledger, StoredResponse
 from tollway.ledger.records import Delivery, Rail
 from tollway.limits import KIB, Limits
-from tollway.money import Price
+from tollway.money import LEDGER_DECIMALS_MAX, Price
 from tollway.registry.listing import CatalogEntry, is_charged
+from tollway.registry.metering import Metering, compute_cost
 from tollway.registry.ownership import UNVERIFIED
 
 RESPONSE_BYTES_MAX = 64 * KIB
@@ -40,7 +42,8 @@ _OWN_HEADERS = (
 class TrialResult:
     """The response of the upstream. `is_charged`: whether a caller would pay `price` for this status. `body`: at most `RESPONSE_BYTES_MAX`
     bytes; `is_cut`: the upstream sent more. `call_id`: what the upstream saw; the ledger has no such call. `dropped`: names of headers of the upstream that
-    no caller gets, in lower case, with the reason."""
+    no caller gets, in lower case, with the reason. `price_max`: of a metered listing; `price` is then what the response costs, and `quantities` (unit, quantity)
+    are what it stated, None where a quantity is absent or the response is longer than a trial reads."""
 
     status: int
     headers: Headers
@@ -52,6 +55,8 @@ class TrialResult:
     is_charged: bool
     price: Price
     currency: str
+    price_max: Price | None = None
+    quantities: tuple[tuple[str, int], ...] | None = None
 
 
 class TrialCalls:
@@ -105,7 +110,7 @@ class TrialCalls:
             raise Refusal(problem) from ended
         body = await self._read(response)
         assert payment.call_id is not None  # claimed
-        return TrialResult(
+        result = TrialResult(
             status=response.status,
             headers=[header for header in response.headers if not header[0].startswith(_OWN_HEADERS)],
             dropped=dropped,
@@ -117,6 +122,17 @@ class TrialCalls:
             price=payment.price,
             currency=payment.currency,
         )
+        formulas = route.operation_prices[0].formulas
+        if not formulas:
+            return result
+        usage = UsageReader(
+            formulas,
+            method=request.method,
+            status=response.status,
+            headers=connection.exchange.headers,
+            limits=self._limits,
+        )
+        return _measure(result, formulas, usage)
 
     async def _find_route(self, request: ProxyRequest, entry: CatalogEntry) -> Route:
         """The route of a call that pays, also of a paused listing."""
@@ -153,6 +169,19 @@ class TrialCalls:
                 Delivery.PARTIAL, len(body), is_interrupted=False
             )  # closes the connection, and writes nothing
         return bytes(body)
+
+
+def _measure(result: TrialResult, formulas: Sequence[Metering], usage: UsageReader) -> TrialResult:
+    """The result with the price that a caller would pay, where the whole body is there."""
+    if result.is_cut:
+        return replace(result, price_max=result.price)
+    usage.add(result.body)
+    usage.end()
+    cost = compute_cost(formulas, usage.measure(), max_units=result.price.nano, decimals=LEDGER_DECIMALS_MAX)
+    stated = None
+    if cost.quantities is not None:
+        stated = tuple(zip((part.unit for part in cost.formula.parts), cost.quantities, strict=True))
+    return replace(result, price_max=result.price, price=Price.from_nano(cost.units), quantities=stated)
 
 
 class TrialPayment(CallPayment):

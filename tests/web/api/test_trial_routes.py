@@ -1,6 +1,7 @@
 """Trial calls: only the provider makes them, they reach the upstream as paid calls do, and nothing is left in the ledger."""
 
 import base64
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from pydantic_core import to_json
 
 from tests.kit.gateway import HOST, PROVIDER, PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.listings import find_block_in
+from tests.kit.metering import sample_metering
 from tests.kit.routes import RouteHarness, code_of, places_of
 from tests.kit.upstream import Answerer, hang_up, plain, raw, say_nothing
 from tollway.client.provider import ForwardedVerifier
@@ -164,6 +166,36 @@ async def test_says_what_a_caller_would_pay(
     shown = (await harness.try_call({"path": path})).json()
     assert (shown["status"], shown["wouldCharge"], shown["price"]) == (status, would_charge, price)
     assert shown["currency"] == "USDC"
+    await harness.check_nothing_recorded()
+
+
+def uses(prompt: object, *, padding: int = 0) -> Answerer:
+    usage = {"prompt_tokens": prompt, "completion_tokens": 10}
+    content = json.dumps({"usage": usage, "text": "x" * padding}).encode()
+    return plain(content, headers=("Content-Type: application/json",))
+
+
+NAMED = [{"unit": "prompt token", "quantity": 20}, {"unit": "completion token", "quantity": 10}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "price", "quantities"),
+    [
+        (uses(20), "0.00022", NAMED),
+        (uses(10**9), "0.01", [{**NAMED[0], "quantity": 10**9}, NAMED[1]]),
+        (uses(-1), "0.01", None),
+        (uses(20, padding=RESPONSE_BYTES_MAX), "0.01", None),
+    ],
+    ids=["measured", "more than the maximum", "absent", "longer than a trial reads"],
+)
+async def test_says_what_a_metered_response_costs(
+    harness: Harness, answer: Answerer, price: str, quantities: object
+) -> None:
+    await harness.gateway.publish(metering=sample_metering())
+    harness.gateway.upstream.answer = answer
+    shown = (await harness.try_call()).json()
+    assert (shown["wouldCharge"], shown["price"], shown["priceMax"]) == (True, price, "0.01")
+    assert shown["quantities"] == quantities
     await harness.check_nothing_recorded()
 
 

@@ -185,6 +185,11 @@ async def test_a_new_listing_names_its_next_steps(harness: SignedInHarness) -> N
         ({"body": b"\xff\xfe"}, ("2 bytes that are no text",)),
         ({"body": b"x" * 60_000, "is_cut": True}, ("The rest is not shown.",)),
         ({"dropped": {"x-a": "it names the gateway"}}, ("x-a", "it names the gateway")),
+        (
+            {"price_max": Price.parse("1"), "quantities": (("token", 1_200), ("image", 1))},
+            ("a caller pays 0.02", "The response states: 1,200 × token, 1 × image"),
+        ),
+        ({"price_max": Price.parse("1")}, ("a caller pays 0.02", "The response states no quantity")),
     ],
 )
 async def test_a_test_call_shows_what_a_caller_would_get(

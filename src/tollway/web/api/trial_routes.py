@@ -210,4 +210,14 @@ def trial_json(result: TrialResult) -> dict[str, Any]:
         ),
         "price": result.price.text,
         "currency": result.currency,
+        **_describe_use(result),
     }
+
+
+def _describe_use(result: TrialResult) -> dict[str, Any]:
+    """Of a metered listing, as in a record of a call. `quantities` is null where one is absent."""
+    if result.price_max is None:
+        return {}
+    stated = result.quantities
+    named = None if stated is None else [{"unit": unit, "quantity": quantity} for unit, quantity in stated]
+    return {"priceMax": result.price_max.text, "quantities": named}
