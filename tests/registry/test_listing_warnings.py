@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.metering import sample_metering
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price
 from tollway.registry.draft import Draft, DraftRules, create_listing, parse_draft
@@ -47,6 +48,15 @@ DEAR_OPERATION = (Operation(method="GET", path="/", price=Price.parse("5")),)
         (listing("1", networks=(OPTIMISM,)), ["unusual_currency"]),
         (listing("1", networks=(OPTIMISM, BASE)), []),
         (listing("0", "ETH"), []),
+        (replace(listing("5"), metering=sample_metering()), ["metered_by_transaction"]),
+        (
+            replace(listing("5"), metering=sample_metering(), operations=DEAR_OPERATION),
+            ["metered_by_transaction", "price_above_client_default"],
+        ),
+        (
+            replace(listing("1"), operations=(replace(DEAR_OPERATION[0], metering=sample_metering()),)),
+            ["metered_by_transaction"],
+        ),
     ],
 )
 def test_warnings(subject: Listing, codes: list[str]) -> None:

@@ -14,6 +14,7 @@ from tollway.ids import ChainId
 from tollway.money import Asset, Price
 from tollway.registry.document_fit import list_left_out
 from tollway.registry.listing import Listing, list_unforwarded, list_unreturned, payable_assets
+from tollway.registry.metering import offer
 from tollway.registry.openapi import METHODS, list_in, read_path, resolve_in, resolve_pointer
 from tollway.registry.text import join_lines
 
@@ -39,6 +40,11 @@ PAYTO_SHARED = ListingWarning(
     code="payto_shared",
     detail="A listing of another provider has the same payTo. A payment to this wallet can be used there too.",
     pointer="/payTo",
+)
+METERED = ListingWarning(
+    code="metered_by_transaction",
+    detail="Callers pay a metered price by a transaction of their own: stock x402 and MPP clients sign an amount, and cannot be charged less.",
+    pointer="/metering",
 )
 ENDPOINT_UNPROTECTED = ListingWarning(
     code="endpoint_unprotected",
@@ -67,10 +73,13 @@ def _warn_about_headers(listing: Listing) -> tuple[ListingWarning, ...]:
 
 
 def _warn_about_price(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWarning, ...]:
-    prices = [listing.price, *(operation.price for operation in listing.operations)]
-    if all(price.is_free for price in prices):
-        return ()
+    offered = [offer(listing), *map(offer, listing.operations)]
     found = []
+    if any(one.metering is not None for one in offered):
+        found.append(METERED)
+    prices = [one.price for one in offered if one.metering is None]
+    if all(price.is_free for price in prices):
+        return tuple(found)
     payable = payable_assets(assets, currency=listing.currency, networks=listing.networks)
     if not any(_is_stock(asset) for asset in payable):
         found.append(
