@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.listings import sample_listing
-from tests.kit.metering import TOKENS_IN_WORDS, sample_metering
+from tests.kit.metering import LONGEST, TOKENS_IN_WORDS, sample_metering
 from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.discovery.tools import (
     API_INSTRUCTIONS,
@@ -88,6 +88,8 @@ def test_a_description_begins_with_what_the_tool_does() -> None:
 def test_a_metered_operation_costs_up_to_its_maximum() -> None:
     tool = api_tool(LISTING, operation(metering=sample_metering()))
     assert f'of Weather" Costs up to 0.02 USDC: {TOKENS_IN_WORDS}. One operation' in tool.description
+    longest = operation(metering=sample_metering(parts=LONGEST["parts"]), summary="w" * 4_000)
+    assert len(api_tool(LISTING, longest).description) <= DESCRIPTION_LENGTH_MAX
 
 
 @pytest.mark.parametrize(

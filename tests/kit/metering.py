@@ -27,6 +27,21 @@ TOKENS: dict[str, Any] = {
 TOKENS_IN_WORDS = "0.0001 per call, 0.002 per 1,000 prompt tokens, 0.008 per 1,000 completion tokens"
 
 
+LONGEST: dict[str, Any] = {
+    **TOKENS,
+    "parts": [
+        {
+            "unit": "\U00010400" * 40,
+            "unitPrice": "9" * 18 + "." + "9" * 18,
+            "per": 10**9,
+            "quantity": {"json": "/" + "\U00010400" * 255, "sse": "/" + "\U00010400" * 255},
+        }
+    ]
+    * 8,
+}
+"""The longest formula that a listing may have."""
+
+
 def sample_metering(**changes: Any) -> Metering:
     """`changes`: members of the JSON form."""
     return read_metering({**TOKENS, **changes})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.metering import TOKENS, sample_metering
+from tests.kit.metering import LONGEST, TOKENS, sample_metering
 from tests.registry.test_draft import ALICE, BODY, RULES, accepted, refused
 from tollway.ids import ListingId
 from tollway.registry.draft import Draft, create_listing
@@ -47,6 +47,7 @@ def test_a_formula_takes_its_defaults() -> None:
 ACCEPTED: list[tuple[str, Any]] = [
     ("the example of the contract", TOKENS),
     ("eight parts", {"parts": [PART] * 8}),
+    ("the longest", LONGEST),
     ("the base is the maximum", {**part(), "base": "0.01"}),
     ("a base with nine decimals", {**part(), "base": "0.000000001"}),
     ("18 decimals", part(unitPrice="0.000000000000000001")),

@@ -334,7 +334,9 @@ def _payment(view: ListingView, chosen: Sequence[int]) -> dict[str, Any]:
     """`chosen`: the positions of the options in the document."""
     offered = view.quoted_price
     options = view.options[offered]
-    payment: dict[str, Any] = {"required": not _is_all_free(view), **view.price_json(offered)}
+    # The formula in words has a maximum; its pointers could fill the document, and stand in the discovery document.
+    price = {name: value for name, value in view.price_json(offered).items() if name != "metering"}
+    payment: dict[str, Any] = {"required": not _is_all_free(view), **price}
     if not options:
         return payment
     payment["steps"] = (

@@ -14,7 +14,6 @@ from tollway.discovery.listing_view import MCP_REVISIONS, UNTRUSTED_NOTICE
 from tollway.discovery.payment_guide import GUIDE_PATH
 from tollway.discovery.safe_text import clean_line
 from tollway.registry.listing import Listing
-from tollway.registry.metering import offer
 
 TEXT_LENGTH_MAX = 3_999
 """Crawlers warn about a longer `llms.txt`."""
@@ -106,9 +105,8 @@ def _list_apis(public_url: str, listings: Sequence[Listing], *, total: int, leng
 def _listing_line(public_url: str, listing: Listing) -> str:
     name = escape_markdown(clean_line(listing.name, _NAME_LENGTH_MAX)) or listing.id
     words = escape_markdown(clean_line(listing.description, _WORDS_MAX))
-    cost = offer(listing).describe(listing.currency)
-    if not listing.price.is_free and listing.metering is None:
-        cost += " a call"
+    maximum = "" if listing.metering is None else "up to "
+    cost = "free" if listing.price.is_free else f"{maximum}{listing.price.text} {listing.currency} a call"
     url = f"{public_url}/api/v2/apis/{listing.id}/llms.txt"
     return f"- [{name}]({url}): {cost}" + (f". {words}" if words else "") + "\n"
 

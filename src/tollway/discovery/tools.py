@@ -45,6 +45,7 @@ DESCRIPTION_LENGTH_MAX = 1_024
 """Of the tool of an operation. Some clients refuse longer descriptions, and others cut them, which would remove the price."""
 
 _QUOTED_LENGTH_MAX = 640
+_COST_LENGTH_MAX = 160
 _TEXT = {"type": "string"}
 
 
@@ -292,6 +293,8 @@ def _describe(listing: Listing, operation: ApiOperation) -> str:
     cost = "Free of charge"
     if operation.metering is not None:
         cost = f"Costs {offer(operation).describe(listing.currency)}"
+        if len(cost) > _COST_LENGTH_MAX:
+            cost = f"Costs up to {operation.price.text} {listing.currency} a call, by its use"
     elif not operation.price.is_free:
         cost = f"Costs {operation.price.text} {listing.currency} a call"
     route = "any method and path" if operation.is_any else f"{operation.method} {operation.path or '/'}"

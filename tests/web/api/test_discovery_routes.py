@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.kit.listings import realistic_document, sample_listing
-from tests.kit.metering import TOKENS, TOKENS_IN_WORDS, sample_metering
+from tests.kit.metering import LONGEST, TOKENS, TOKENS_IN_WORDS, sample_metering
 from tests.kit.routes import PUBLIC_URL, RouteHarness
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, ListingId
@@ -215,7 +215,8 @@ async def test_the_documents_of_a_metered_listing_say_up_to_and_offer_no_authori
     assert content["pricing"] == content["operations"][0]["price"] == members
     assert content["bazaar"] is None
     agent = (await harness.get("agent")).json()
-    assert members.items() <= agent["payment"].items()
+    assert {**members, "metering": None}.items() <= {**agent["payment"], "metering": None}.items()
+    assert "metering" not in agent["payment"]
     assert [rail["rail"] for rail in agent["payment"]["rails"]] == ["tx"]
     assert {operation["price"] for operation in agent["operations"]} == {cost}
     assert f"Price: {cost}, if not said otherwise." in (await harness.get("llms.txt")).text
@@ -226,6 +227,14 @@ async def test_the_documents_of_a_metered_listing_say_up_to_and_offer_no_authori
         "metering": TOKENS,
         "protocols": [],
     }
+
+
+async def test_the_longest_formula_leaves_the_documents_their_size(harness: Harness) -> None:
+    await harness.edit(price=Price.parse("0.02"), metering=sample_metering(parts=LONGEST["parts"]))
+    agent = await harness.get("agent")
+    assert len(agent.content) <= 8 * 1024
+    assert agent.json()["payment"]["mode"] == "metered"
+    assert len((await harness.get("llms.txt")).text) <= 3_999
 
 
 @pytest.mark.parametrize("status", ["active", "paused"])
