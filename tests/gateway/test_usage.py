@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tollway.gateway.usage import EventReader, UsageReader, list_usage_headers, reads_json
+from tollway.gateway.usage import VALUES_MAX, EventReader, UsageReader, list_usage_headers, reads_json
 from tollway.limits import DEFAULT_LIMITS, KIB, Limits
 from tollway.money import Price
 from tollway.registry.metering import (
@@ -254,6 +254,11 @@ def test_a_json_body_is_read_as_a_whole_or_not_at_all(body: bytes, quantities: Q
     assert measure(TOTAL, body) == quantities
 
 
+def test_a_text_of_very_many_values_is_not_parsed() -> None:
+    for count, quantities in [(VALUES_MAX - 10, (7,)), (VALUES_MAX, None)]:
+        assert measure(TOTAL, b'{"usage": {"total_tokens": 7}, "x": [' + b"1," * count + b"1]}") == quantities
+
+
 @pytest.mark.parametrize(
     ("pointer", "quantity"),
     [
@@ -390,7 +395,9 @@ LARGE_LINES = b"data: " + b"\ndata: ".join([b"x" * 50] * 5) + b"\n\n"
         (TEN + event({"usage": {"total_tokens": 1.5}}), None),
         (TEN + event('{"usage": {"total_tokens": 1, "total_tokens": 1}}'), None),
         (TEN + event({"usage": {"total_tokens": -1}}) + TWELVE, (12,)),
-        (TEN + event("{usage: 1}"), None),
+        (TEN + event("{usage: 1}"), (10,)),
+        (TEN + event("{total_tokens: 1}"), None),
+        (TEN + event('{"us\\u0061ge": {"tot\\u0061l_tokens": 12}}'), (12,)),
         (TEN + event({"text": '{"usage": {"total_tokens": 9}}'}), (10,)),
         (TEN.replace(b"\n", b"\r"), (10,)),
         (TEN.replace(b"\n", b"\r\n"), (10,)),
@@ -413,7 +420,10 @@ LARGE_LINES = b"data: " + b"\ndata: ".join([b"x" * 50] * 5) + b"\n\n"
         (TEN + LARGE + TWELVE, (12,)),
         (TEN + LARGE_LINES, None),
         (TEN + LARGE_LINES + TWELVE, (12,)),
-        (TEN + b": " + b"x" * 300 + b"\n" + TWELVE, None),
+        (TEN + b": " + b"x" * 300 + b"\n" + TWELVE, (12,)),
+        (b": " + b"x" * 300 + b"\r" + TEN + b": " + b"x" * 300, (10,)),
+        (b"\xef\xbb\xbf" + b"data: " + b"x" * 300 + b"\n\n" + TEN, (10,)),
+        (TEN + b"\n\r\n\n\r\r" + b"data\n" * 3 + b"event: x\r\nid\n:\n\n", (10,)),
         (TEN + b"".join(b": " + b"x" * 100 + b"\n" for _ in range(9)) + TWELVE, (12,)),
     ],
 )
@@ -425,7 +435,7 @@ def test_of_a_stream_the_last_event_that_has_the_pointer_counts(
 
 def test_an_event_that_is_nested_too_deeply_makes_the_usage_absent() -> None:
     for depth in (500, 20_000):
-        deep = '{"usage":' * depth + "1" + "}" * depth
+        deep = '{"total_tokens":' * depth + "1" + "}" * depth
         assert measure(TOTAL, TEN, event(deep), headers=[SSE]) is None
     assert measure(TOTAL, TEN, event("[" * 20_000), headers=[SSE]) == (10,)
 
@@ -444,6 +454,8 @@ def test_a_stream_that_its_reader_leaves_has_reported_what_was_seen() -> None:
 
 # ---------------------------------------------------------------------- any split
 
+OTHER_LINES = [b": c\r", b": " + b"x" * 300, b"id: 7\r\n", b"dat", b"event\n", b"\n\n\n\n"]
+
 PIECES = st.sampled_from(
     [
         TEN,
@@ -455,11 +467,11 @@ PIECES = st.sampled_from(
         b"\n",
         b"\r\n",
         b"\xef\xbb\xbf",
-        b": c\r",
         b"data: {}",
         b"data",
         b":",
         b"x" * 199,
+        *OTHER_LINES,
     ]
 )
 

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic_core import from_json
 
@@ -28,8 +28,16 @@ _JSON_TYPE = re.compile(r"(?:application|text)/json|[^/;,\s]+/[^/;,\s]+\+json")
 _EVENT_STREAM = "text/event-stream"
 _BOM = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n|\r|\n")
+_OTHER_LINE = re.compile(rb"(?<=[\r\n])(?!data)[^\r\n]++(?:\r\n|\r|\n)")
+_EMPTY_LINES = re.compile(rb"(?:\r\n|\r|\n){3,}+")
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 POINTERS_KEPT = 1_000
+SHORT_LINE_BYTES = 16
+VALUES_MAX = 262_144
+"""The most values of a JSON text. A value of two bytes costs Python a hundred bytes; a body of a MiB with embeddings has 100,000."""
+
+B = TypeVar("B", bytes, bytearray)
 
 _MISSING: Final = object()
 _UNREADABLE: Final = object()
@@ -51,6 +59,7 @@ class UsageReader:
         "_found",
         "_headers",
         "_is_bodiless",
+        "_names",
         "_pointers",
     )
 
@@ -67,6 +76,7 @@ class UsageReader:
         sources = [part.source for formula in formulas for part in formula.parts]
         found = (_find_pointer(source, form) for source in sources)
         self._pointers = tuple(dict.fromkeys(pointer for pointer in found if pointer is not None))
+        self._names = tuple(map(_find_name, self._pointers))
         self._copy = bytearray() if self._pointers and form == "json" else None
         self._copy_bytes_max = limits.metered_body_bytes_max
         self._events = None
@@ -103,6 +113,8 @@ class UsageReader:
                 self._found[pointer] = _read_quantity(_find_value(document, pointer))
 
     def _read_event(self, event: bytes | None) -> None:
+        if event is not None and b"\\u" not in event and not any(name in event for name in self._names):
+            return  # most events report no usage, and are not parsed
         document = _UNREADABLE if event is None else _parse(event)
         for pointer in self._pointers:
             value = _find_value(document, pointer)
@@ -185,8 +197,10 @@ def _read_quantity(value: object) -> int | None:
 
 
 def _parse(text: bytes | bytearray) -> object:
-    """The JSON value; `_MISSING` for a text that is no JSON, `_UNREADABLE` for an object that is broken or nested too deeply."""
+    """The JSON value; `_MISSING` for a text that is no JSON, `_UNREADABLE` for an object that is broken or nested too deeply, and for too many values."""
     text = text.removeprefix(_BOM)
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > VALUES_MAX:
+        return _UNREADABLE
     try:
         # Before `json`, which counts names: a library of the gateway raises Python's recursion limit, and then deep nesting kills the process.
         from_json(bytes(text), cache_strings="keys")
@@ -237,11 +251,18 @@ def _split_pointer(pointer: str) -> tuple[str, ...]:
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in pointer.split("/")[1:])
 
 
+@lru_cache(maxsize=POINTERS_KEPT)
+def _find_name(pointer: str) -> bytes:
+    """A name that each text with this pointer has, unless it is written with an escape `\\u`; empty where none is known."""
+    plain = [token for token in _split_pointer(pointer) if _PLAIN_NAME.fullmatch(token)]
+    return plain[-1].encode() if plain else b""
+
+
 # ---- Event streams.
 
 
 class EventReader:
-    """Splits an event stream (WHATWG HTML §9.2.6) into the data of its events. `event_bytes_max`: of one line, and of the data of one event."""
+    """Splits an event stream (WHATWG HTML §9.2.6) into the data of its events. `event_bytes_max`: of the data of one event. Other lines may be longer."""
 
     __slots__ = (
         "_bytes_max",
@@ -277,6 +298,9 @@ class EventReader:
         if not chunk:
             return events
         self._is_after_cr = chunk.endswith(b"\r")
+        if chunk.count(b"\n") + chunk.count(b"\r") > len(chunk) // SHORT_LINE_BYTES:
+            # A flood of short lines: those that hold no data, and empty ones after the end of an event, never reach the loop.
+            chunk = _EMPTY_LINES.sub(b"\n\n", _OTHER_LINE.sub(b"", chunk))
         *ended, rest = _LINE_END.split(chunk)
         for piece in ended:
             self._keep(piece, events)
@@ -289,17 +313,17 @@ class EventReader:
             return
         self._line += piece
         if len(self._line) > self._bytes_max:
+            if self._take_bom(self._line).startswith(b"data"):
+                self._drop(events)
             self._line_is_dropped = True
             self._line.clear()
-            self._drop(events)
 
     def _end_line(self, events: list[bytes | None]) -> None:
         line, is_dropped = bytes(self._line), self._line_is_dropped
         self._line.clear()
         self._line_is_dropped = False
-        if self._is_first_line:
-            self._is_first_line = False
-            line = line.removeprefix(_BOM)
+        line = self._take_bom(line)
+        self._is_first_line = False
         if is_dropped:
             return
         if not line:
@@ -313,6 +337,9 @@ class EventReader:
             self._data_bytes += len(value) + 1
             if self._data_bytes > self._bytes_max:
                 self._drop(events)
+
+    def _take_bom(self, line: B) -> B:
+        return line.removeprefix(_BOM) if self._is_first_line else line
 
     def _drop(self, events: list[bytes | None]) -> None:
         """The event at hand is too large: its data is dropped up to its end."""
