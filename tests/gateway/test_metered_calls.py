@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from starlette.types import Message
+from structlog.testing import capture_logs
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import InProcessGateway, open_gateway
@@ -221,6 +223,22 @@ async def test_calls_that_cost_nothing_count_as_free_calls() -> None:
         assert await taken_units(gateway, payment) == 5 * UNIT
 
 
+async def test_the_log_names_the_price_that_was_taken() -> None:
+    class LoggingGateway(MeteredGateway):
+        call_log = "all"
+
+    async with open_gateway(kind=LoggingGateway) as gateway:
+        await gateway.publish(metering=make_metering(TOTAL_TOKENS))
+        payment = await gateway.pay(CREDIT)
+        prices: list[str] = []
+        for answer in (plain(used(7), headers=(JSON,)), stream(event(7))):
+            gateway.upstream.answer = answer
+            with capture_logs() as lines:
+                await call(gateway, payment, target=f"/{len(prices)}")
+            prices += [line["price"] for line in lines if line["event"] == "call_ended"]
+        assert prices == ["0.0017", "0.01"]  # at the head; the stream has its maximum
+
+
 # ---------------------------------------------------------------------- the request
 
 
@@ -385,6 +403,22 @@ async def test_the_gateway_reads_on_for_a_caller_that_has_left(gateway: MeteredG
     await leave_after(gateway, payment, event(3), may_end)
     assert await taken_units(gateway, payment) == BASE + 7 * UNIT
     assert (await finish_of(gateway)).delivery is Delivery.PARTIAL
+
+
+async def test_the_gateway_reads_on_for_a_caller_that_takes_no_byte() -> None:
+    async with open_metered(write_stall_s=0.01) as gateway:
+        payment = await gateway.pay(CREDIT)
+        gateway.upstream.answer = stream(event(3), event(7))
+        exchange = gateway.open(headers=gateway.plain_proof(payment.tx_hash))
+
+        async def send(message: Message) -> None:
+            await exchange.send(message)
+            if message.get("body"):
+                await asyncio.Event().wait()
+
+        await gateway.calls(exchange.scope, exchange.receive, send)
+        assert not exchange.is_ended
+        assert await taken_units(gateway, payment) == BASE + 7 * UNIT
 
 
 async def test_a_caller_that_has_left_is_in_flight_until_the_end_of_its_answer() -> None:

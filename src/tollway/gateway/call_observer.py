@@ -85,7 +85,9 @@ class CallObserver:
             "outcome": outcome,
             "status": self._find_status(response, code),
             "upstream_status": payment.upstream_status,
-            "price": payment.price.text,
+            "price": payment.price.text
+            if payment.actual_units is None or asset is None
+            else asset.format_units(payment.actual_units),
             "currency": payment.currency,
             "ms": {phase: round(s * 1000, 2) for phase, s in payment.active.seconds.items()},
             "attempts": 0 if payment.claimed is None else payment.claimed.epoch,
