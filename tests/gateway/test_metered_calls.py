@@ -407,13 +407,15 @@ async def test_the_gateway_reads_on_for_a_caller_that_has_left(gateway: MeteredG
 
 async def test_the_gateway_reads_on_for_a_caller_that_takes_no_byte() -> None:
     async with open_metered(write_stall_s=0.01) as gateway:
-        payment = await gateway.pay(CREDIT)
-        gateway.upstream.answer = stream(event(3), event(7))
+        payment, may_end = await gateway.pay(CREDIT), asyncio.Event()
+        first, rest = CHUNKED + SSE + b"\r\n" + chunk(event(3)), chunk(event(7)) + b"0\r\n\r\n"
+        gateway.upstream.answer = held(may_end, first, rest)
         exchange = gateway.open(headers=gateway.plain_proof(payment.tx_hash))
 
         async def send(message: Message) -> None:
             await exchange.send(message)
             if message.get("body"):
+                may_end.set()
                 await asyncio.Event().wait()
 
         await gateway.calls(exchange.scope, exchange.receive, send)
