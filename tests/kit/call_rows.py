@@ -20,6 +20,7 @@ _TERMS = {
     "asset": None,
     "decimals": 6,
     "pay_to": None,
+    "metering": None,
 }
 
 

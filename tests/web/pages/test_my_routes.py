@@ -5,12 +5,14 @@ import re
 from collections.abc import AsyncIterator
 from html import unescape
 from io import StringIO
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import claim_on, close_of, new_payment
+from tests.kit.metering import sample_metering
 from tests.kit.pages import PROFILE, RULES, PageReader
 from tests.kit.routes import find_asset_in
 from tests.kit.signed_in import (
@@ -32,6 +34,7 @@ from tollway.identity.viewers import DAY_MS, Viewer
 from tollway.ids import Address, CallId
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
+from tollway.registry.metering import Measured, write_formulas, write_measured
 from tollway.web.api.history_routes import call_json
 from tollway.web.api.viewer_routes import read_until
 from tollway.web.http.query import parse_time
@@ -516,6 +519,44 @@ async def test_a_released_ticket_speaks_of_credit_only_where_money_moved(
     words = (await harness.read("/my/calls/call_0")).words
     assert ("The price is credit again." in words) is is_credit
     assert ("The signed payment was not used." in words) is not is_credit
+
+
+METERED = {
+    "price": "0.01",
+    "price_units": 10_000,
+    "metering": write_formulas((sample_metering(),)),
+    "upstream_status": 200,
+}
+
+
+@pytest.mark.parametrize(
+    ("measured", "state", "words"),
+    [
+        (
+            {"actual_units": 236, "quantities": write_measured(Measured(((40, 7),)))},
+            "charged",
+            "Price up to 0.01 USDC Cost 0.000236 USDC prompt token 40 completion token 7 Came back 0.009764 USDC",
+        ),
+        (
+            {"actual_units": 10_000, "quantities": write_measured(Measured((None,)))},
+            "charged",
+            "Price up to 0.01 USDC Cost 0.01 USDC Came back 0 USDC",
+        ),
+        ({"quantities": ""}, "held", "Price up to 0.01 USDC"),
+    ],
+)
+async def test_the_ticket_of_a_metered_call_has_its_maximum_its_cost_and_what_came_back(
+    harness: SignedInHarness, measured: dict[str, Any], state: str, words: str
+) -> None:
+    await harness.services.write_calls({**METERED, **measured})
+    await harness.sign_in()
+    ticket = await harness.read("/my/calls/call_0")
+    assert words in ticket.words
+    assert state.upper() in ticket.words
+    assert ("The response has not ended." in ticket.words) is (state == "held")
+    assert "nothing tells whether it was served" not in ticket.words
+    row = (await harness.read("/my/calls")).words
+    assert ("0.000236" if measured.get("actual_units") == 236 else "0.01") in row
 
 
 async def test_the_ticket_names_the_block_of_its_transaction(harness: SignedInHarness) -> None:

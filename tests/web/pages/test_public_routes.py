@@ -269,6 +269,7 @@ async def test_a_metered_price_is_a_maximum_with_its_formula(
     page = await read(client, "/apis/api_metered")
     assert f"up to 0.02 USDC {TOKENS_IN_WORDS}" in page.words
     assert f"This is the most that the call can cost: {TOKENS_IN_WORDS}." in page.words
+    assert "Pay up to 0.02 USDC and call" in page.words
     assert "a signature on" not in page.words
     assert "a transaction on" in page.words
     fixed = Operation(method="GET", path="/quote/{symbol}", price=Price.parse("0.05"))

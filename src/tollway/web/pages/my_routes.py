@@ -28,6 +28,7 @@ from tollway.ledger.records import (
     Payment,
     is_charged_by_provider,
 )
+from tollway.money import LEDGER_DECIMALS_MAX, format_decimal
 from tollway.web.api.auth_routes import charge_sign_in, client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import (
@@ -39,6 +40,7 @@ from tollway.web.api.history_routes import (
     find_sold_call,
     http_status,
     is_held_by_restore,
+    name_quantities,
     parse_transaction,
     payment_members,
 )
@@ -212,6 +214,10 @@ class BookPages:
             steps=list_steps(call),
             stamp=stamp_of(call),
             status_name=call_status(call),
+            quantities=name_quantities(call),
+            came_back=format_decimal(
+                call.price_units - call.due_units, decimals=min(call.decimals, LEDGER_DECIMALS_MAX)
+            ),
             http_status=http_status(call),
             network=None if call.chain_id is None else name_network(call.chain_id, profiles),
             transaction_href=None

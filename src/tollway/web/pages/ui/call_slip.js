@@ -168,7 +168,7 @@ export function encode(content) {
 // ---- The payment that a call carries.
 
 /** @typedef {{ id: string, rail: "x402" | "tx", name: string, chainId: number, token: string | null, symbol: string, decimals: number, amount: string, price: string, payTo: string, explorer: string | null, network: object | null }} Way */
-/** @typedef {{ rail: "x402" | "tx" | "credit", state: "signing" | "sending" | "shown", request: CallRequest, key: string, from: string, way: Way, price: string, header?: string, transaction?: string, sentMs?: number, first?: string | null, isRedirected?: boolean }} Intent `first`: the hash by the wallet, where the reader has entered another one; null where none came */
+/** @typedef {{ rail: "x402" | "tx" | "credit", state: "signing" | "sending" | "shown", request: CallRequest, key: string, from: string, way: Way, price: string, amount?: string, header?: string, transaction?: string, sentMs?: number, first?: string | null, isRedirected?: boolean }} Intent `first`: the hash by the wallet, where the reader has entered another one; null where none came */
 
 /** So long after a transfer was sent, it may be given up: a wallet can send it past the nodes that others see. */
 const GIVE_UP_MS = 5 * 60_000;
@@ -381,6 +381,9 @@ export function readOutcome(response, problem) {
   if (isOfGateway(response) && problem === null) return null;
   return problem !== null && UNDECIDED.has(problem.code) && response.status !== 402 ? null : readState(response);
 }
+
+/** Whether the end of this answer decides what the call costs: until then its maximum is held. @param {Response} response @param {Problem | null} problem */
+export const isMeasuredLater = (response, problem) => problem === null && readState(response) === "held" && response.headers.has("tollway-price-max");
 
 /**
  * Whether the payment that was shown did not pay this call. One that is spent says `charged`, or `held`, of its other calls. A server error comes after the payment was accepted: where its

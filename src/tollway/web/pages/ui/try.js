@@ -4,7 +4,7 @@
 // a second one is never signed, also after a reload, because the payment is written to `sessionStorage` before the wallet is asked.
 
 import {
-  CallSlip, RecoveryFields, bodyOf, decode, encode, enterHash, followChoices, format, isInternal, isNotPaid, isOfGateway, isOutdated, mayGiveUp, parse, paymentHeaders, readForm, readOutcome, readProblem, readState,
+  CallSlip, RecoveryFields, bodyOf, decode, encode, enterHash, followChoices, format, isInternal, isMeasuredLater, isNotPaid, isOfGateway, isOutdated, mayGiveUp, parse, paymentHeaders, readForm, readOutcome, readProblem, readState,
   readStored, restoreFirst, sendCall, showAnswer,
 } from "./call_slip.js";
 import { CALL_TYPES, GatewayRefused, TRANSFER_TYPES, WalletRefused, connect, findWallets, makeNonce, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
@@ -139,7 +139,7 @@ class TryPanel {
   showPrice() {
     const way = this.chosenWay();
     const step = !way ? "call" : this.leadsToPrograms() ? "fromProgram" : this.isConnected ? "pay" : "connectAndPay";
-    this.button.textContent = this.say(step, ...(way ? [this.priceOf(way, this.agreed.get(way.id) ?? way.amount, this.countCalls(way))] : []));
+    this.button.textContent = this.say(step, ...(way ? [this.upTo(this.priceOf(way, this.agreed.get(way.id) ?? way.amount, this.countCalls(way)))] : []));
   }
 
   /** How many calls a click pays for. What an earlier transaction left pays one. @param {Way} way */
@@ -166,7 +166,7 @@ class TryPanel {
     if (response.status !== 402 || !isOfGateway(response)) return this.finishUnpaid(response, terms);
     if (!terms || !way) throw new Stop(terms ? this.say("noWay") : this.say("differs"));
     const option = this.compare(way, terms);
-    this.slip.line(this.words.price, this.priceOf(way, option.amount));
+    this.slip.line(this.words.price, this.upTo(this.priceOf(way, option.amount)));
     if (calls > 1) this.slip.line(this.words.total, this.priceOf(way, option.amount, calls));
     this.slip.line(this.words.to, option.payTo);
     const credit = this.findCredit(way, option.amount);
@@ -253,7 +253,7 @@ class TryPanel {
     };
     await this.keepAccount(provider, from, way);
     /** @type {Intent} */
-    const intent = { rail: "x402", state: "signing", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount) };
+    const intent = { rail: "x402", state: "signing", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount), amount: option.amount };
     this.writeIntent(intent);
     try {
       const domain = { name: accepted.extra.name, version: accepted.extra.version, chainId: way.chainId, verifyingContract: option.token };
@@ -278,7 +278,7 @@ class TryPanel {
     await this.checkBalance(way, provider, from, amount);
     await this.keepAccount(provider, from, way);
     /** @type {Intent} */
-    const intent = { rail: "tx", state: "sending", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount), sentMs: Date.now() };
+    const intent = { rail: "tx", state: "sending", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount), amount: option.amount, sentMs: Date.now() };
     this.writeIntent(intent);
     try {
       intent.transaction = await sendTransfer(provider, { from, chainId: way.chainId, token: way.token, to: option.payTo, amount }, () => void this.slip.note(this.say("silent")));
@@ -332,7 +332,7 @@ class TryPanel {
     const { provider, from } = await this.openWallet(way);
     if (lower(from) !== lower(credit.from)) throw new Stop(this.say("accountChanged"));
     /** @type {Intent} */
-    const intent = { rail: "credit", state: "shown", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount), transaction: credit.transaction };
+    const intent = { rail: "credit", state: "shown", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount), amount: option.amount, transaction: credit.transaction };
     intent.header = await this.signCall(intent, provider);
     this.writeIntent(intent);
     return this.show(intent);
@@ -402,7 +402,7 @@ class TryPanel {
       this.slip.note(this.say("firstKept"), true);
     } else {
       this.keepCredit(intent, response, state);
-      if (state === "held") this.offerToAskAgain(intent);
+      if (state === "held" && !isMeasuredLater(response, problem)) this.offerToAskAgain(intent);
       else this.forgetIntent();
     }
     if (problem && state !== "held" && state !== "released") throw this.describe(problem);
@@ -410,15 +410,32 @@ class TryPanel {
     const receipt = decode(response.headers.get("payment-response") ?? "");
     const hash = typeof receipt?.transaction === "string" && /^0x[0-9a-f]{64}$/.test(receipt.transaction) ? receipt.transaction : intent.rail === "x402" ? null : intent.transaction;
     if (hash) this.slip.line(this.words.transaction, hash, intent.way.explorer && intent.way.explorer + hash);
-    this.stamp(state, intent);
+    if (isMeasuredLater(response, problem)) this.endStreamed(intent);
+    else this.stamp(state, intent, this.showCost(intent, response, state));
     if (problem) this.slip.note(problem.detail, true);
     else await showAnswer(response, this.answer, this.words);
   }
 
-  /** @param {string} state @param {Intent} intent */
-  stamp(state, intent) {
+  /** A metered call whose price is decided at the end of its answer. @param {Intent} intent */
+  endStreamed(intent) {
+    this.slip.note(this.say("measuring", intent.price));
+    this.slip.stamp("held", this.words.HELD);
+  }
+
+  /** What a metered call cost and gave back, beside its maximum. Returns what was charged. @param {Intent} intent @param {Response} response @param {string} state */
+  showCost(intent, response, state) {
+    const { way, amount } = intent;
+    const cost = parse((response.headers.get("tollway-price") ?? "").split(" ")[0], way.decimals);
+    if (!this.settings.isMetered || state !== "charged" || cost === null || !amount || cost > BigInt(amount)) return intent.price;
+    this.slip.line(this.words.cost, this.priceOf(way, String(cost)));
+    this.slip.line(this.words.back, this.priceOf(way, String(BigInt(amount) - cost)));
+    return this.priceOf(way, String(cost));
+  }
+
+  /** @param {string} state @param {Intent} intent @param {string} [charged] what was charged */
+  stamp(state, intent, charged = intent.price) {
     const known = /** @type {Record<string, [import("./call_slip.js").StampState, string]>} */ ({
-      charged: ["charged", this.say("charged", intent.price)],
+      charged: ["charged", this.say("charged", charged)],
       released: ["released", this.words.released],
       held: ["held", this.words.held],
     });
@@ -606,6 +623,11 @@ class TryPanel {
   /** Units of the way's token as the page writes them. The words of an answer are never shown for an amount. @param {Way} way @param {string} amount @param {number} [calls] */
   priceOf(way, amount, calls = 1) {
     return `${format(String(BigInt(amount) * BigInt(calls)), way.decimals)} ${way.symbol}`;
+  }
+
+  /** A price as the button names it: of a metered call it is the maximum. @param {string} price */
+  upTo(price) {
+    return this.settings.isMetered ? this.say("upTo", price) : price;
   }
 }
 
