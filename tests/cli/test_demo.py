@@ -29,7 +29,8 @@ STEPS = (
     "6. The caller sends the request with the proof of payment",
     "7. The caller sends the same proof again",
     "8. The caller pays another call with a signature (x402)",
-    "9. The caller reads its history",
+    "9. The caller pays a completion by what it uses",
+    "10. The caller reads its history",
 )
 OUTCOMES = (
     r" 1 listed                 0\.01 USDC a request: api_[0-9a-z]{26}",
@@ -40,7 +41,8 @@ OUTCOMES = (
     r" 6 served                 200: ETH [0-9.]+ USD; charged 0\.01 USDC",
     r" 7 refused                409 payment_already_used: it covered one call",
     r" 8 paid by x402           200; transaction 0x[0-9a-f]{4}…[0-9a-f]{4}, gas by the gateway",
-    r" 9 history                2 calls, 0\.02 USDC",
+    r" 9 paid by use            at most 0\.01: cost 0\.0025, 0\.0075 USDC came back",
+    r"10 history                3 calls, 0\.0225 USDC",
 )
 
 
@@ -98,7 +100,7 @@ def test_tells_a_paid_call_in_one_line_for_each_step(tmp_path: Path, demos: list
     for line, outcome in zip(lines, OUTCOMES, strict=False):
         assert re.fullmatch(outcome, line)
         assert len(line) <= 80
-    assert lines[len(OUTCOMES) :][0].startswith("Done: two paid calls")
+    assert lines[len(OUTCOMES) :][0].startswith("Done: three paid calls")
     assert len(lines) == len(OUTCOMES) + 1
 
 

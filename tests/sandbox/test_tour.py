@@ -189,3 +189,19 @@ async def test_signs_no_terms_but_the_listings_and_wants_a_receipt(
             await tour._call_by_signature("/", terms_of(tour, **changes))
     assert bool(shown) is is_shown
     assert not any(isinstance(event, TourPayment) for event in events)
+
+
+@pytest.mark.parametrize("changes", [{"payTo": "0x" + "1" * 40}, {"amount": "10001"}])
+async def test_pays_no_metered_price_above_that_of_the_listing(changes: dict[str, object]) -> None:
+    events: list[TourEvent] = []
+    tour: Tour
+    async with (
+        aiohttp.ClientSession() as session,
+        httpx.AsyncClient(
+            transport=httpx.MockTransport(lambda _: terms_of(tour, rail="tx", **changes))
+        ) as http,
+    ):
+        tour = make_tour(events.append, session, http, {})
+        with pytest.raises(TourFailed, match="differs from the listing"):
+            await tour._call_metered("/")
+    assert not any(isinstance(event, TourPayment) for event in events)

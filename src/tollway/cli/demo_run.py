@@ -35,6 +35,7 @@ from tollway.config.settings import Settings
 from tollway.errors import SettingsInvalid, TollwayError
 from tollway.ids import TxHash, format_network
 from tollway.observability.telemetry import configure_logging
+from tollway.sandbox import completions
 from tollway.sandbox.anvil_binary import AnvilUnavailable
 from tollway.sandbox.chain import (
     ROLES,
@@ -408,7 +409,7 @@ class _DemoRun:
                 self.is_ready = True
                 self._printer.print_line()
                 self._printer.print_line(
-                    "Done: two paid calls, from the listing to the history. Without --once the demo keeps running for your own calls.",
+                    "Done: three paid calls, from the listing to the history. Without --once the demo keeps running for your own calls.",
                     style="bold green",
                 )
                 return
@@ -472,7 +473,11 @@ async def open_environment(options: DemoOptions) -> AsyncIterator[DemoEnvironmen
     with tempfile.TemporaryDirectory(prefix="tollway-demo-", ignore_cleanup_errors=True) as name:
         async with (
             run_anvil(port=options.chain_port) as anvil,
-            run_provider(document=QR_DOCUMENT, products={PATH: respond_qr}) as provider,
+            run_provider(
+                document=QR_DOCUMENT,
+                products={PATH: respond_qr},
+                services={completions.PATH: completions.respond_completion},
+            ) as provider,
             aiohttp.ClientSession() as session,
             httpx.AsyncClient(trust_env=False) as http,
         ):

@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -155,6 +155,7 @@ _INDEX = (
 
 _Clock = Callable[[], float]
 Product = Callable[[Mapping[str, str]], web.Response]
+Service = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +181,7 @@ class BadInput(Exception):
 
 class SampleProvider:
     """A running sample provider. `seen_total` counts the requests whose head arrived, except `/log`; `seen` has the last 10,000 of them. `document`: its OpenAPI document.
-    `products`: further paths, with the response to a query of each; it raises BadInput for another query."""
+    `products`: further paths, with the response to a query of each; it raises BadInput for another query. `services`: further paths that take a POST."""
 
     def __init__(
         self,
@@ -188,6 +189,7 @@ class SampleProvider:
         clock: _Clock = time.time,
         document: Mapping[str, Any] = SAMPLE_DOCUMENT,
         products: Mapping[str, Product] = MappingProxyType({}),
+        services: Mapping[str, Service] = MappingProxyType({}),
     ) -> None:
         self.base_url = ""
         self.seen: deque[ReceivedRequest] = deque(maxlen=_LOG_MAX)
@@ -195,6 +197,7 @@ class SampleProvider:
         self._clock = clock
         self._document = document
         self._products = products
+        self._services = services
         self._files: dict[str, str] = {}
 
     def put_file(self, path: str, text: str) -> None:
@@ -221,6 +224,8 @@ class SampleProvider:
         _, first, *rest = path.split("/") if path.startswith("/") else ("", "")
         if first == "echo":  # with any path below it, so that tests can send unusual paths
             return await _answer_echo(request)
+        if request.method == "POST" and path in self._services:
+            return await self._services[path](request)
         if request.method not in ("GET", "HEAD") and first != "status":
             raise BadInput(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.method} is for /echo and /status only")
         if path in self._files:

@@ -8,6 +8,7 @@ from typing import Any
 import segno
 from aiohttp import web
 
+from tollway.sandbox import completions
 from tollway.sandbox.provider import SAMPLE_DOCUMENT, BadInput, document_parameter
 
 PATH = "/qr"
@@ -20,7 +21,7 @@ QR_DOCUMENT: Mapping[str, Any] = {
     "info": {
         "title": "QR codes and quotes",
         "version": "1.0.0",
-        "description": "QR codes of any text, quotes that mean nothing, an echo, a stream of events.",
+        "description": "QR codes of any text, quotes that mean nothing, an echo, a stream of events, completions of chats.",
     },
     "paths": {
         PATH: {
@@ -55,6 +56,7 @@ QR_DOCUMENT: Mapping[str, Any] = {
             }
         },
         **SAMPLE_DOCUMENT["paths"],
+        completions.PATH: completions.OPERATION,
     },
 }
 

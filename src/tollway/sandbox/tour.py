@@ -1,4 +1,4 @@
-"""The walk-through of the demo: publish, prove, find, call unpaid, pay, call, call again, pay by a signature alone, read the history. It sends real requests to
+"""The walk-through of the demo: publish, prove, find, call unpaid, pay, call, call again, pay by a signature alone, pay by use, read the history. It sends real requests to
 a gateway and real transactions to the test chain, and reports each as an event. Each step ends with one event that says its outcome in a line.
 
 It uses the gateway over HTTP alone, as every client does, and must never read its database. It prints nothing: events go to `report`.
@@ -16,12 +16,14 @@ from urllib.parse import urlsplit
 import httpx
 
 from tollway.client import Wallet
+from tollway.client.quote import parse_amount
 from tollway.client.x402 import X402Offer, read_receipt, read_x402_offers
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.signatures import transaction_digests
 from tollway.identity.siwe import parse_origin
 from tollway.ids import TxHash
 from tollway.money import format_decimal
+from tollway.sandbox import completions
 from tollway.sandbox.chain import ChainDriver, MinedReceipt, Playground
 
 
@@ -63,6 +65,24 @@ PRICE_UNITS = 10_000
 SYMBOL = "ETH"
 SEARCH = "quotes"
 PREPAID_CALLS = 10
+METERING: Mapping[str, Any] = {
+    "base": "0.0001",
+    "absent": "max",
+    "parts": [
+        {
+            "unit": "prompt token",
+            "unitPrice": "0.0002",
+            "quantity": {"json": "/usage/prompt_tokens", "sse": "/usage/prompt_tokens"},
+        },
+        {
+            "unit": "completion token",
+            "unitPrice": "0.0006",
+            "quantity": {"json": "/usage/completion_tokens", "sse": "/usage/completion_tokens"},
+        },
+    ],
+}
+"""The price by use of a completion; its maximum is `PRICE`."""
+_COMPLETION = {"messages": [{"role": "user", "content": "use what for pays meter A"}], "max_tokens": 2}
 _DEADLINE_S = 20.0
 
 
@@ -117,7 +137,8 @@ class Tour:
         call_id = await self._call(target, payment)
         await self._call_again(target, payment)
         signed_id = await self._call_by_signature(target, terms)
-        await self._check_history((signed_id, call_id))
+        metered_id, cost = await self._call_metered(f"{API}/gateway/{api_id}{completions.PATH}")
+        await self._check_history((metered_id, signed_id, call_id), 2 * PRICE_UNITS + cost)
         return TourResult(api_id=api_id, call_id=call_id, payment=payment)
 
     async def prepay(self) -> tuple[TxHash, str]:
@@ -125,7 +146,7 @@ class Tour:
         paid = await self._transfer(PRICE_UNITS * PREPAID_CALLS)
         return paid.tx_hash, self._sign_plain(paid.tx_hash)
 
-    # ---- The nine steps.
+    # ---- The ten steps.
 
     async def _publish(self) -> str:
         self._step(
@@ -141,6 +162,9 @@ class Tour:
             "description": "The demo's own API: a QR code of any text for a cent, quotes that mean nothing, an echo, a stream of events.",
             "tags": ["sample"],
             "openapiUrl": self._upstream_url + "/openapi.json",
+            "operations": [
+                {"method": "POST", "path": completions.PATH, "pricePerRequest": PRICE, "metering": METERING}
+            ],
         }
         body = json.dumps(draft, separators=(",", ":")).encode()
         answer = await self._send("POST", f"{API}/apis", body=body, signer=self._provider)
@@ -281,17 +305,41 @@ class Tour:
                 return offer
         raise TourFailed("the 402 offers no payment by an authorisation")
 
-    async def _check_history(self, call_ids: tuple[str, ...]) -> None:
+    async def _call_metered(self, target: str) -> tuple[str, int]:
+        """Pays the maximum of a completion, and calls it. Returns the id of the call and what it cost, in units."""
         self._step(
             9,
+            "The caller pays a completion by what it uses",
+            "The payment covers the maximum. The response reports its use, the call takes its price, and the rest is credit.",
+        )
+        body = json.dumps(_COMPLETION).encode()
+        terms = _expect(await self._send("POST", target, body=body), HTTPStatus.PAYMENT_REQUIRED)
+        option = self._find_option(terms)
+        if option["payTo"] != str(self._provider.address) or int(option["amount"]) != PRICE_UNITS:
+            raise TourFailed("the 402 of the completion differs from the listing")
+        paid = await self._transfer(PRICE_UNITS)
+        self._report(paid)
+        answer = await self._send("POST", target, headers=self._proof(paid.tx_hash), body=body)
+        headers: Mapping[str, str] = _expect(answer, HTTPStatus.OK).headers
+        call_id, price = headers.get("tollway-call-id"), headers.get("tollway-price", "").partition(" ")[0]
+        cost = parse_amount(price, decimals=self._playground.usdc.decimals)
+        if call_id is None or cost is None or cost > PRICE_UNITS:
+            raise TourFailed("the completion was served, but its price is not known")
+        back, maximum = self._format_units(PRICE_UNITS - cost), PRICE
+        self._end_step("paid by use", f"at most {maximum}: cost {price}, {back} came back")
+        return call_id, cost
+
+    async def _check_history(self, call_ids: tuple[str, ...], units: int) -> None:
+        self._step(
+            10,
             "The caller reads its history",
-            "The history has two calls, two prices and two transactions. Only the wallet's signature opens it.",
+            "The history has three calls with their prices and transactions. Only the wallet's signature opens it.",
         )
         answer = await self._send("GET", f"{API}/history?limit=5", signer=self._visitor)
         calls = _read_json(_expect(answer, HTTPStatus.OK)).get("calls") or ()
         if tuple(call.get("id") for call in calls) != call_ids:
-            raise TourFailed("the history does not have exactly the two calls")
-        self._end_step("history", f"{len(calls)} calls, {self._format_units(PRICE_UNITS * len(calls))}")
+            raise TourFailed("the history does not have exactly the three calls")
+        self._end_step("history", f"{len(calls)} calls, {self._format_units(units)}")
 
     # ---- Requests and payments.
 
