@@ -41,7 +41,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "accounting.md",
         ),
     ),
-    ("Providers", ("selling.md", "providers.md", "webhooks.md", "response-headers.md")),
+    ("Providers", ("selling.md", "providers.md", "metering.md", "webhooks.md", "response-headers.md")),
     (
         "Operators",
         (
