@@ -123,7 +123,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/engine/advisory_locks.py",
         "storage/ledger/batch_wait.py",
     ),
-    "contracts/test_ledger_store.py": ("storage/ledger/ledger_tables.py",),
+    "contracts/test_ledger_store.py": ("storage/ledger/ledger_audit.py", "storage/ledger/ledger_tables.py"),
     "contracts/test_migrate.py": ("storage/engine/migration_run.py",),
     "contracts/test_moderation.py": ("storage/accounts/identity_store.py",),
     "contracts/test_operator_writes.py": ("audit_log.py",),

@@ -660,18 +660,8 @@ _REQUEST = select(call_terms_table.c.method, call_table.c.digest, call_table.c.e
 )
 
 _WRITTEN_LATER = {
-    "actual_units",
-    "channel_id",
-    "needs_locks",
-    "http_status",
-    "upstream_status",
-    "request_bytes",
-    "response_bytes",
-    "latency_ms",
-    "upstream_latency_ms",
-    "delivery",
-    "error",
-    "completed_ms",
+    *("actual_units", "channel_id", "needs_locks", "http_status", "upstream_status", "request_bytes"),
+    *("response_bytes", "latency_ms", "upstream_latency_ms", "delivery", "error", "completed_ms"),
 }
 _OPEN_CALLS = Prepared(
     insert(call_table).values(
