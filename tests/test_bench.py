@@ -16,7 +16,7 @@ from tollway.identity.signatures import paid_call_digest, recover
 from tollway.ids import ChainId, TxHash, keccak256
 from tollway.payments.proof import Proof, parse_proof
 from tollway.storage.engine.database import connect_database
-from tollway.storage.ledger.history import audit
+from tollway.storage.ledger.ledger_audit import audit
 
 BENCH = Path(__file__).parent.parent / "bench"
 PROGRAMS = sorted(path.stem for path in BENCH.glob("*.py"))

@@ -43,7 +43,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.money import UNITS_MAX
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.closed_periods import HOURS_AT_ONCE, ClosedPeriods
-from tollway.storage.ledger.history import audit
+from tollway.storage.ledger.ledger_audit import audit
 from tollway.storage.ledger.ledger_tables import call_table
 from tollway.storage.ledger.period_books import PeriodBookStore
 from tollway.storage.ledger.sales_tables import (

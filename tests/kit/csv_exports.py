@@ -18,7 +18,8 @@ from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
 from tollway.storage.engine.database import Database
-from tollway.storage.ledger.history import HistoryStore, audit
+from tollway.storage.ledger.history import HistoryStore
+from tollway.storage.ledger.ledger_audit import audit
 from tollway.storage.ledger.ledger_tables import call_table, call_terms_table, payment_table
 from tollway.web.api.exports import export_router
 from tollway.web.http.book_turns import enter_turn

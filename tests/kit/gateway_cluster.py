@@ -48,7 +48,7 @@ from tollway.sandbox.chain import (
 from tollway.sandbox.provider import SampleProvider, run_provider
 from tollway.storage.engine.database import connect_database, is_shared_write_safe
 from tollway.storage.ledger.closed_periods import ClosedPeriods
-from tollway.storage.ledger.history import audit
+from tollway.storage.ledger.ledger_audit import audit
 from tollway.storage.ledger.period_books import read_sales, read_spending
 
 API = "/api/v2"
