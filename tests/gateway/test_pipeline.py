@@ -16,6 +16,7 @@ import pytest
 from tests.kit.asgi_exchange import Exchange, HeaderPairs
 from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, InProcessGateway, open_gateway
 from tests.kit.ledger_records import claim_on, close_of, operator_origin
+from tests.kit.metering import sample_metering
 from tests.kit.payer import KeyWallet
 from tests.kit.proxy_requests import GivenBody, sample_request
 from tests.kit.stores import open_catalog
@@ -409,6 +410,14 @@ async def test_a_documented_operation_is_sold_where_nothing_else_is(gateway: InP
 async def test_a_missing_sum_is_named(gateway: InProcessGateway) -> None:
     problem = (await too_little(gateway)).problem
     assert (problem["available"], problem["missing"], problem["currency"]) == ("0.004", "0.006", "USDC")
+
+
+async def test_a_metered_call_needs_its_maximum(gateway: InProcessGateway) -> None:
+    await gateway.publish(metering=sample_metering())
+    payment = await gateway.pay(4_000)
+    refused = await gateway.ask("GET", "", gateway.plain_proof(payment.tx_hash))
+    assert refused.problem["code"] == "payment_insufficient"
+    assert "the call costs up to 0.01. Send the missing 0.006 USDC" in refused.problem["detail"]
 
 
 async def test_sending_the_difference_repairs_an_underpayment(gateway: InProcessGateway) -> None:

@@ -235,9 +235,10 @@ def insufficient(claim: Claim, asset: Asset, *, remaining_units: int) -> Problem
     """The payment has credit left, but less than the price. The caller sends the difference."""
     available = asset.format_units(remaining_units)
     missing = asset.format_units(claim.price_units - remaining_units)
+    maximum = "" if claim.metering is None else "up to "
     return Problem(
         code=Code.PAYMENT_INSUFFICIENT,
-        detail=f"The credit is {available} {asset.symbol} and the call costs {claim.price}. Send the missing {missing} "
+        detail=f"The credit is {available} {asset.symbol} and the call costs {maximum}{claim.price}. Send the missing {missing} "
         f"{asset.symbol} to {claim.pay_to}, then repeat the call with either transaction.",
         payment_state="released",
         members={"available": available, "missing": missing, "currency": asset.symbol},
