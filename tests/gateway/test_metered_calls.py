@@ -21,7 +21,7 @@ from tests.kit.metered_gateway import (
     MeteredGateway,
     make_metering,
 )
-from tests.kit.upstream import Answerer, Arrived, held, plain, raw
+from tests.kit.upstream import Answerer, Arrived, hang_up, held, plain, raw
 from tests.kit.waits import until
 from tollway.gateway.response_body import Meter
 from tollway.gateway.usage import UsageReader
@@ -538,6 +538,41 @@ async def test_a_stored_answer_has_the_price_that_was_taken(
     assert (again.headers["idempotency-replayed"], again.body) == ("true", first.body)
     assert (again.headers["tollway-price"], "tollway-price-max" in again.headers) == ("0.0017 USDC", False)
     assert (await taken_units(gateway, payment), gateway.served) == (BASE + 7 * UNIT, 1)
+
+
+async def test_the_answer_of_a_caller_that_has_left_is_stored_with_its_price(gateway: MeteredGateway) -> None:
+    payment, may_end = await gateway.pay(CREDIT), asyncio.Event()
+    first, rest = CHUNKED + SSE + b"\r\n" + chunk(event(3)), chunk(event(7)) + b"0\r\n\r\n"
+    gateway.upstream.answer = held(may_end, first, rest)
+    exchange = gateway.open(headers=[*gateway.plain_proof(payment.tx_hash), KEY])
+    async with asyncio.TaskGroup() as group:
+        group.create_task(gateway.run(exchange))
+        await until(lambda: event(3) in exchange.body)
+        exchange.leave()
+        may_end.set()
+    again = await call(gateway, payment, KEY)
+    assert (again.headers["idempotency-replayed"], again.body) == ("true", event(3) + event(7))
+    assert again.headers["tollway-price"] == "0.0017 USDC"
+    assert (await taken_units(gateway, payment), gateway.served) == (BASE + 7 * UNIT, 1)
+
+
+@pytest.mark.parametrize("base", ["0", "0.001"])
+async def test_an_open_call_runs_again_by_the_formula_of_its_claim(
+    gateway: MeteredGateway, base: str
+) -> None:
+    """Its listing has a fixed price by then."""
+    listing = await gateway.publish("api_changed", metering=make_metering(TOTAL_TOKENS, base=base))
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = hang_up
+    lost = await call(gateway, payment, KEY, listing="api_changed")
+    assert lost.problem["paymentState"] == "held"
+    gateway.now_ms += 3_600_000
+    await gateway.revise(listing, metering=None)
+    gateway.now_ms += 3_600_000
+    gateway.upstream.answer = plain(used(7), headers=(JSON,))
+    again = await call(gateway, payment, KEY, listing="api_changed")
+    assert again.headers["tollway-call-id"] == lost.problem["callId"]
+    assert again.headers["tollway-price"] == ("0.0007 USDC" if base == "0" else "0.0017 USDC")
 
 
 # ---------------------------------------------------------------------- memory
