@@ -184,6 +184,7 @@ NETWORKED_BY: dict[str, tuple[str, str]] = {
     "sandbox/chain.py": ("aiohttp", "the demo's chain node"),
     "sandbox/provider.py": ("aiohttp", "the demo's provider, a server"),
     "sandbox/qr_codes.py": ("aiohttp", "what that server sells"),
+    "sandbox/completions.py": ("aiohttp", "what that server sells by the token"),
     "sandbox/tour.py": ("httpx", "the demo's own caller"),
 }
 """Who may reach a network beside `outbound/`, with what, and where it leads. Everything that somebody else may name is
