@@ -21,6 +21,7 @@ from tests.kit.authorization_payer import MPP, V1, V2, AuthorizationPayer
 from tests.kit.counted_gateway import DEADLINE_S, LISTING_QUERY, CountedGateway, run_counted_gateway
 from tests.kit.gateway_process import poll
 from tests.kit.storage_faults import FaultyDatabase
+from tests.kit.upstream import Answerer, plain, raw
 from tests.kit.work_counter import Work
 from tollway.ids import Address
 from tollway.webhooks.endpoints import DueChallenge, NewEndpoint, WebhookEndpoint
@@ -135,6 +136,41 @@ async def test_a_transaction_presented_first_and_then_as_credit(
         assert each.commits == credit_cost.flushed + credit_cost.written
     for each in all_works[1:]:  # listing, terms and payment come from memory
         assert each.read == 0, each.told
+
+
+METERED = {
+    "base": "0.0001",
+    "absent": "max",
+    "parts": [{"unit": "byte", "unitPrice": "0.000001", "per": 1, "quantity": {"bytes": True}}],
+}
+SHORT = replace(CREDIT_PLAIN, statements=11, round_trips=16)
+STREAMED = replace(SHORT, written=CREDIT_PLAIN.written + 1, statements=14, round_trips=21)
+
+
+@pytest.mark.parametrize(
+    ("answer", "cost"),
+    [
+        pytest.param(plain(b"four"), SHORT, id="a short body: the close has the price"),
+        pytest.param(
+            raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nfour\r\n0\r\n\r\n"),
+            STREAMED,
+            id="a stream: one write more than a fixed price",
+        ),
+    ],
+)
+async def test_a_metered_call(served: CountedGateway, answer: Answerer, cost: Cost) -> None:
+    api_id = await served.cluster.publish(
+        served, served.provider, endpoint=served.upstream.url, metering=METERED
+    )
+    headers = served.plain(await served.pay(PLENTY))
+    served.upstream.answer, before = answer, served.upstream.answer
+    try:
+        work, _ = await count_repeated(served, lambda: ask_ok(served, headers, api_id=api_id))
+    finally:
+        served.upstream.answer = before
+    cost.check(work, "metered")
+    assert work.count("actual_units") >= 1
+    assert work.commits == cost.flushed + cost.written
 
 
 async def test_a_call_whose_provider_gets_its_event(served: CountedGateway) -> None:
