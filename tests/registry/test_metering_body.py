@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.kit.metering import LONGEST, TOKENS, sample_metering
+from tests.kit.metering import LONGEST, TOKENS, TOKENS_IN_WORDS, sample_metering
 from tests.registry.test_draft import ALICE, BODY, RULES, accepted, refused
 from tollway.ids import ListingId
 from tollway.registry.draft import Draft, create_listing
 from tollway.registry.listing import Listing, Operation, write_members
 from tollway.registry.listing_patch import parse_form, parse_patch
-from tollway.registry.metering import Metering, QuantitySource, write_metering
+from tollway.registry.metering import Metering, QuantitySource, describe_metering, write_metering
 
 PART: dict[str, Any] = {"unit": "image", "unitPrice": "0.001", "quantity": {"header": "X-Images"}}
 METERED = {**BODY, "metering": TOKENS}
@@ -73,9 +73,9 @@ def test_accepts_a_formula(given: Any) -> None:
 
 
 def test_the_formula_of_the_documentation_is_accepted() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "providers.md").read_text()
-    section = page.partition("## A price by use")[2]
-    assert formula(json.loads(section.split("```json")[1].split("```")[0])) == sample_metering()
+    page = (Path(__file__).parents[2] / "docs" / "metering.md").read_text()
+    written = formula(json.loads(page.split("```json")[1].split("```")[0]))
+    assert describe_metering(written) == TOKENS_IN_WORDS
 
 
 SOURCES: list[tuple[dict[str, Any], QuantitySource]] = [
