@@ -58,7 +58,8 @@ from tollway.limits import DEFAULT_LIMITS, MIB
 from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.engine.database import Database, connect_database, sqlite_module
 from tollway.storage.engine.encryption import Sealer
-from tollway.storage.ledger.history import HistoryStore, audit
+from tollway.storage.ledger.history import HistoryStore
+from tollway.storage.ledger.ledger_audit import audit
 from tollway.web.api.discovery_routes import discovery_router
 from tollway.web.api.history_routes import history_router
 from tollway.web.api.listing_json import ListingEncoder

@@ -274,6 +274,7 @@ def _paid_call(
         "asset": paid.asset.key,
         "decimals": paid.asset.decimals,
         "pay_to": paid.listing.pay_to,
+        "metering": None,
     }
     return row, topup
 
@@ -344,6 +345,7 @@ def _call(
         "asset": None,
         "decimals": 0,
         "pay_to": None,
+        "metering": None,
         "nonce": None,
         "idempotency_key": None,
         "request_id": f"{bits:020x}",

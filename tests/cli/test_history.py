@@ -280,6 +280,7 @@ MEASURING = {
 }
 
 
+@pytest.mark.process
 def test_one_metered_call_shows_its_price_its_maximum_and_what_it_used(lines, gateway):
     gateway.call = METERED
     shown = [" ".join(line.split()) for line in lines("history", CALL_ID)]
@@ -290,6 +291,7 @@ def test_one_metered_call_shows_its_price_its_maximum_and_what_it_used(lines, ga
     } <= set(shown)
 
 
+@pytest.mark.process
 def test_the_list_shows_the_maximum_of_metered_calls(lines, gateway):
     gateway.calls = [METERED, CHARGED]
     shown = lines("history")

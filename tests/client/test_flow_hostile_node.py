@@ -157,7 +157,7 @@ async def test_a_difference_is_kept_to_the_limit_and_names_what_was_paid(make, g
 async def test_an_agent_sees_the_fee_of_a_payment_and_the_limit(client_options, chain):
     client = AsyncTollwayClient(GATEWAY, **client_options, budget="1 USDC")
     tools, call = AgentTools.for_client(client), find_tool("call_api")
-    paid = await tools.run_tool(call, {"apiId": API})
+    paid = await tools.run_tool(call, {"apiId": API, "path": "/"})
     assert paid.document["payment"]["feeMax"] == "0.00013125 ETH"
     chain.tip_wei = 70_000 * GWEI
     refused = await tools.run_tool(call, {"apiId": API, "path": "/other"})

@@ -203,6 +203,7 @@ def test_an_id_depends_on_every_part_and_on_nothing_else() -> None:
         "asset": "native",
         "decimals": 0,
         "pay_to": PAYEE,
+        "metering": "[]",
     }
     assert set(changes) == set(CallTerms._fields)
     others = {reference_of(TERMS._replace(**{name: value})).terms_id for name, value in changes.items()}
