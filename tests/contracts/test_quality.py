@@ -15,9 +15,11 @@ from tollway.registry.quality import (
     FAILED,
     UNKNOWN_REPUTATION,
     Bucket,
+    CostShare,
     Quality,
     QualityRecords,
     bucket_of,
+    cost_bucket,
     latency_of,
 )
 from tollway.storage.catalog.catalog_store import CatalogStore
@@ -73,6 +75,22 @@ async def test_calls_add_up_over_days_and_quality_appears_at_the_minimum(setup: 
     assert await setup.quality(TWO) is None
     page = await setup.catalog.search(ListingQuery())
     assert [found.reputation.quality for found in page.found] == [quality, None]  # a score comes first
+
+
+async def test_what_metered_calls_cost_is_summed_apart(setup: Setup) -> None:
+    share = CostShare(operation=7, calls=20, mean_percent=40, p95_percent=40)
+    cost = cost_bucket(7, units=2, max_units=5)
+    await setup.count(ONE, (FAST, 20), (cost, 15), day=TODAY - 1)
+    await setup.count(ONE, (FAILED, 1), (cost, 5))
+    assert await setup.book.update_sums([ONE], today=TODAY) == {ONE: 21}
+    quality = await setup.quality()
+    assert quality is not None
+    assert (quality.calls, quality.costs) == (21, (share,))
+    days = await setup.book.read_days(ONE, today=TODAY)
+    assert days == {TODAY - 1: {FAST: 20}, TODAY: {FAILED: 1}}
+    by_day = await setup.book.count_by_day([ONE], today=TODAY)
+    assert list(by_day[ONE][-2:]) == [20, 1]
+    assert await setup.book.forget(today=TODAY + 40, rows_max=10) == 4
 
 
 async def test_a_day_that_is_over_thirty_days_ago_counts_no_more(setup: Setup) -> None:

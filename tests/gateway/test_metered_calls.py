@@ -25,9 +25,11 @@ from tests.kit.upstream import Answerer, Arrived, hang_up, held, plain, raw
 from tests.kit.waits import until
 from tollway.gateway.response_body import Meter
 from tollway.gateway.usage import UsageReader
+from tollway.ids import ListingId
 from tollway.ledger.ledger import Finish
 from tollway.ledger.records import CallState, Delivery, Payment
 from tollway.limits import DEFAULT_LIMITS, KIB, MIB
+from tollway.registry.quality import COSTS_FROM, cost_bucket, number_operation
 
 MAXIMUM = 10_000
 BASE = 1_000
@@ -657,3 +659,38 @@ async def test_a_thread_gives_the_same_price() -> None:
         gateway.upstream.answer = stream(event(3), event(5))
         await call(gateway, payment, target="/events")
         assert await taken_units(gateway, payment) == 2 * BASE + 12 * UNIT
+
+
+# ---------------------------------------------------------------------- quality
+
+
+@pytest.mark.parametrize(
+    ("answer", "percent"),
+    [
+        (plain(used(9), headers=(JSON,)), 19),
+        (stream(event(9)), 19),
+        (plain(b"{}", headers=(JSON,)), 100),
+        (raw(CHUNKED + SSE + b"\r\n" + chunk(event(7)), close=True), None),
+        (plain(used(9), status=500, headers=(JSON,)), None),
+    ],
+    ids=["whole", "stream", "absent", "cut", "without a price"],
+)
+async def test_what_a_call_cost_counts_in_the_quality_of_its_operation(
+    gateway: InProcessGateway, answer: Answerer, percent: int | None
+) -> None:
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = answer
+    await call(gateway, payment)
+    costs = [bucket for _, bucket in gateway.tally.take_counts() if bucket >= COSTS_FROM]
+    own = number_operation("", "")
+    assert costs == ([] if percent is None else [cost_bucket(own, units=percent, max_units=100)])
+
+
+async def test_the_provider_s_own_calls_say_nothing_of_what_calls_cost(gateway: InProcessGateway) -> None:
+    listing = await gateway.catalog.find(ListingId("api_quotes"))
+    assert listing is not None
+    await gateway.revise(listing.listing, provider=gateway.wallet.address)
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = plain(used(9), headers=(JSON,))
+    assert (await call(gateway, payment)).status == 200
+    assert gateway.tally.take_counts() == {}

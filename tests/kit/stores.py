@@ -26,7 +26,12 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.registry.quality import Reputation
 from tollway.storage.accounts.identity_store import ModerationStore, SqlSessions
 from tollway.storage.catalog.catalog_store import CatalogStore
-from tollway.storage.catalog.catalog_tables import listing_table, ownership_table, quality_table
+from tollway.storage.catalog.catalog_tables import (
+    listing_table,
+    ownership_table,
+    quality_table,
+    write_costs,
+)
 from tollway.storage.catalog.creation_store import CreationStore
 from tollway.storage.catalog.reputation_store import OwnershipStore, update_score
 from tollway.storage.catalog.search_blocks import change_features, rate_feature
@@ -137,7 +142,12 @@ def write_reputation(connection: Connection, listing_id: str, reputation: Reputa
     seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing_id))
     if reputation.quality is not None:
         connection.execute(
-            insert(quality_table).values(listing_seq=seq, day=1, score=0, **asdict(reputation.quality))
+            insert(quality_table).values(
+                listing_seq=seq,
+                day=1,
+                score=0,
+                **{**asdict(reputation.quality), "costs": write_costs(reputation.quality.costs)},
+            )
         )
     connection.execute(
         update(ownership_table)

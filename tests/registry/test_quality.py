@@ -1,19 +1,30 @@
 """Buckets, percentiles, and the least number of calls of a quality."""
 
+from dataclasses import replace
+
 import pytest
 
-from tollway.ids import ListingId
+from tests.kit.listings import sample_listing
+from tests.kit.metering import sample_metering
+from tollway.ids import Address, ListingId
+from tollway.money import Price
+from tollway.registry.listing import Operation
 from tollway.registry.quality import (
     CALLS_MIN,
+    COSTS_FROM,
     FAILED,
     TALLY_KEYS_MAX,
     Bucket,
+    CostShare,
     Quality,
     QualityTally,
     bucket_of,
+    cost_bucket,
     day_of,
     first_day,
     latency_of,
+    list_costs,
+    number_operation,
     summarise,
 )
 
@@ -96,3 +107,65 @@ def test_a_tally_that_is_not_written_is_bounded() -> None:
         tally.count_call(ListingId(f"new_{number}"), FAST)
     tally.restore_counts(taken)
     assert len(tally.take_counts()) == TALLY_KEYS_MAX
+
+
+# ---- What metered calls cost.
+
+CHAT = number_operation("POST", "/chat")
+
+
+def cost(percent: int, *, operation: int = CHAT) -> Bucket:
+    return cost_bucket(operation, units=percent, max_units=100)
+
+
+@pytest.mark.parametrize(
+    ("units", "max_units", "percent"),
+    [(0, 3, 0), (1, 3, 33), (2, 3, 67), (3, 3, 100), (1, 1_000, 0), (5, 1_000, 1), (10**17, 10**17, 100)],
+)
+def test_a_cost_counts_to_the_nearest_per_cent(units: int, max_units: int, percent: int) -> None:
+    assert cost_bucket(CHAT, units=units, max_units=max_units) == cost(percent)
+
+
+def test_every_bucket_of_a_cost_fits_its_column_and_is_no_class_of_a_call() -> None:
+    assert cost(0, operation=0) == COSTS_FROM > bucket_of(24 * 3_600_000)
+    assert cost(100, operation=2**20 - 1) < 2**31
+    assert len({number_operation("", ""), number_operation("GET", "/a"), number_operation("POST", "/a")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("counts", "costs"),
+    [
+        ({cost(10): 19}, ()),
+        ({cost(10): 19, cost(10, operation=7): 1}, ()),
+        ({cost(10): 20}, (CostShare(operation=CHAT, calls=20, mean_percent=10, p95_percent=10),)),
+        (
+            {cost(0): 10, cost(30): 9, cost(100): 1},
+            (CostShare(operation=CHAT, calls=20, mean_percent=18, p95_percent=30),),
+        ),
+        (
+            {cost(1, operation=7): 20, cost(99): 21},
+            (
+                CostShare(operation=CHAT, calls=21, mean_percent=99, p95_percent=99),
+                CostShare(operation=7, calls=20, mean_percent=1, p95_percent=1),
+            ),
+        ),
+    ],
+)
+def test_costs_are_summed_for_each_operation_beside_the_quality(
+    counts: dict[Bucket, int], costs: tuple[CostShare, ...]
+) -> None:
+    assert summarise(counts) is None
+    quality = Quality(calls=20, success_ppm=1_000_000, p50_ms=10, p95_ms=10, costs=costs)
+    assert summarise({FAST: 20, **counts}) == quality
+
+
+def test_the_costs_of_a_listing_are_those_of_its_metered_prices() -> None:
+    chat = Operation(method="POST", path="/chat", price=Price.parse("0.02"), metering=sample_metering())
+    fixed = Operation(method="GET", path="/chat", price=Price.parse("0.02"))
+    share = CostShare(operation=CHAT, calls=20, mean_percent=1, p95_percent=1)
+    own = replace(share, operation=number_operation("", ""))
+    quality = Quality(calls=60, success_ppm=1, p50_ms=1, p95_ms=1, costs=(share, own))
+    listing = sample_listing(provider=Address(b"\xaa" * 20), operations=(fixed, chat))
+    assert list_costs(listing, quality) == [(chat, share)]
+    assert list_costs(replace(listing, metering=sample_metering()), quality) == [(None, own), (chat, share)]
+    assert list_costs(listing, None) == []

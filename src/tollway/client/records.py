@@ -144,13 +144,25 @@ class PriceQuote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCost:
+    """What the calls of a metered price cost in practice, as shares of their maximum. `method` None: of the price of the listing."""
+
+    calls: int = field(metadata=_named("calls30d"))
+    mean_share: float
+    p95_share: float
+    method: str | None = None
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredQuality:
-    """The quality of the paid calls of the last 30 days; None until there are enough of them. `success_rate` from 0 to 1."""
+    """The quality of the paid calls of the last 30 days; None until there are enough of them. `success_rate` from 0 to 1. `costs`: of metered prices with enough calls."""
 
     calls: int | None = field(default=None, metadata=_named("calls30d"))
     success_rate: float | None = field(default=None, metadata=_named("successRate30d"))
     p50_ms: int | None = None
     p95_ms: int | None = None
+    costs: tuple[MeasuredCost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

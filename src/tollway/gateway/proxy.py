@@ -59,7 +59,7 @@ from tollway.outbound.http1 import format_fields
 from tollway.payments.settlement import Undecided
 from tollway.rate_limits.limiter import client_bucket
 from tollway.registry.listing import is_charged
-from tollway.registry.quality import QualityTally, classify
+from tollway.registry.quality import QualityTally, classify, cost_bucket
 
 _BODILESS = frozenset({204, 304})
 _NONE: frozenset[bytes] = frozenset()
@@ -315,7 +315,15 @@ class Proxy:
             reservation=upstream.reservation,
             limits=self._limits,
             count_usage=self._count_usage,
+            count_cost=partial(self._count_cost, payment) if _claimed(payment).before is None else None,
         )
+
+    def _count_cost(self, payment: CallPayment, units: int) -> None:
+        """Counts what a metered call cost, in the quality of its operation, unless its own provider paid for it."""
+        listing = payment.route.entry.listing
+        if payment.payer not in (listing.provider, listing.pay_to):
+            operation = payment.route.operation_prices[0].operation
+            self._tally.count_call(listing.id, cost_bucket(operation, units=units, max_units=payment.units))
 
     async def _answer(
         self, upstream: UpstreamExchange, payment: CallPayment, sent_ms: int, meter: Meter | None

@@ -239,6 +239,7 @@ class Meter:
     `read`: what was read before the head; `body`: the whole body, where that is it. `is_ended`: the whole body was measured. `usage`: None until the price is known."""
 
     __slots__ = (
+        "_count_cost",
         "_count_usage",
         "_parse_bytes_max",
         "_parsing",
@@ -258,13 +259,15 @@ class Meter:
         reservation: CopyReservation | None,
         limits: Limits,
         count_usage: Callable[[str], None],
+        count_cost: Callable[[int], None] | None = None,
     ) -> None:
-        """`reservation`: for the copy of a JSON body; the meter gives it back. `count_usage`: counts the kind of each result: `measured`, `clamped`, `absent` or `base`."""
+        """`reservation`: for the copy of a JSON body; the meter gives it back. `count_cost`: counts the price of a measured call. `count_usage`: counts the kind of each result: `measured`, `clamped`, `absent` or `base`."""
         self._payment = payment
         self._reader = reader
         self._reservation = reservation
         self._parse_bytes_max = limits.metered_parse_bytes_max
         self._count_usage = count_usage
+        self._count_cost = count_cost
         self._parsing: asyncio.Future[None] | None = None
         self.is_ended = False
         self.read = b""
@@ -345,6 +348,8 @@ class Meter:
         payment.actual_units = cost.units
         if cost.units == 0:
             payment.active.count_free()
+        if self._count_cost is not None and measured.by_formula:
+            self._count_cost(cost.units)
         self.usage = Usage(actual_units=cost.units, quantities=write_measured(measured))
         if cost.quantities is None:
             self._count_usage("absent" if measured.by_formula else "base")

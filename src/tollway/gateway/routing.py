@@ -34,6 +34,7 @@ from tollway.registry.listing import (
 )
 from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument, walk_operations
 from tollway.registry.paths import PathTree, filter_by_method, find_most_specific, loose_path, normal_path
+from tollway.registry.quality import number_operation
 
 REQUEST_SCHEMAS_MAX = 1_000
 
@@ -296,7 +297,12 @@ class Router:
         if found is None or found.terms is not version:
             priced = version if operation is None else operation
             formulas = () if priced.metering is None else (priced.metering,)
-            price = OperationPrice(terms=version, price=priced.price, formulas=formulas)
+            number = 0
+            if formulas:
+                number = number_operation(
+                    *("", "") if operation is None else (operation.method, operation.path)
+                )
+            price = OperationPrice(terms=version, price=priced.price, formulas=formulas, operation=number)
             found = self._prices.put(entry.listing, key, price)
         return found
 

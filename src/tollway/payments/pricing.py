@@ -31,6 +31,8 @@ class OperationPrice:
     terms: Terms
     price: Price
     formulas: tuple[Metering, ...] = ()
+    operation: int = 0
+    """The number of the priced operation in the quality of its listing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

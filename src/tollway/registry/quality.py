@@ -5,14 +5,15 @@ A failure counts only where the upstream caused it, or where the caller was char
 No call depends on this module.
 """
 
+import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Any, NewType, Protocol
 
 from tollway.errors import Code
 from tollway.ids import Address, ListingId
-from tollway.registry.listing import ChargeOn, Listing, is_charged
+from tollway.registry.listing import ChargeOn, Listing, Operation, is_charged
 
 RANK_WEIGHT_MIN, RANK_WEIGHT_SPAN = 0.5, 0.75
 """The weight of relevance is `RANK_WEIGHT_MIN + RANK_WEIGHT_SPAN * rate²`, for a success rate from 0 to 1: 1.25 where no call failed,
@@ -21,14 +22,25 @@ similar relevance and does not outweigh relevance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CostShare:
+    """What the metered calls of one operation cost in practice, in per cent of their maximum. `operation`: its number (`number_operation`)."""
+
+    operation: int
+    calls: int
+    mean_percent: int
+    p95_percent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
     """The quality of the paid calls of 30 days, without those that the provider paid for. `success_ppm`: successful calls per
-    million. The latencies are those of the upstream in successful calls; None without any."""
+    million. The latencies are those of the upstream in successful calls; None without any. `costs`: of metered operations with enough calls."""
 
     calls: int
     success_ppm: int
     p50_ms: int | None
     p95_ms: int | None
+    costs: tuple[CostShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +86,20 @@ DAYS = 30
 """The UTC days that count, today included."""
 CALLS_MIN = 20
 """The least number of calls for which a listing has a quality."""
+COSTS_MAX = 20
+"""The most operations of a listing whose costs are shown."""
 TALLY_KEYS_MAX = 50_000
 """The maximum number of counters in memory, which is reached when the store is unavailable; further ones are not counted."""
 
 Bucket = NewType("Bucket", int)
-"""The class of an ended call: 0 for a failure; a number above 0 for a success within a range of latencies."""
+"""The class of an ended call: 0 for a failure; a number above 0 for a success within a range of latencies; from `COSTS_FROM` on the operation of a metered call, and
+what it cost in per cent of its maximum, which is counted beside its class."""
 QualityCounts = Mapping[tuple[ListingId, Bucket], int]
 
 FAILED = Bucket(0)
+COSTS_FROM = Bucket(1_000)
+_SHARES = 101  # 0 to 100 per cent
+_OPERATION_BITS = 20
 
 _EXACT = 16  # milliseconds up to here have a bucket each
 _PARTS_BITS = 3  # beyond, each doubling has 8 buckets: the error of a latency is at most a sixteenth
@@ -115,8 +133,58 @@ def latency_of(bucket: Bucket) -> int:
     return (((1 << _PARTS_BITS) + part) << shift) + (1 << shift >> 1)
 
 
+def number_operation(method: str, path: str) -> int:
+    """The number of an operation in buckets: 20 bits of a hash, because a listing has few metered operations. The price of the listing itself: both empty."""
+    digest = hashlib.sha256(f"{method} {path}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> (32 - _OPERATION_BITS)
+
+
+def cost_bucket(operation: int, *, units: int, max_units: int) -> Bucket:
+    """The bucket of what a metered call cost, to the nearest per cent of its maximum."""
+    percent = (200 * units + max_units) // (2 * max_units)
+    return Bucket(COSTS_FROM + operation * _SHARES + percent)
+
+
+def summarise_costs(counts: Mapping[Bucket, int]) -> tuple[CostShare, ...]:
+    """The operations with at least `CALLS_MIN` measured calls; at most `COSTS_MAX`, those with the most calls."""
+    by_operation: dict[int, dict[int, int]] = {}
+    for bucket, count in sorted(counts.items()):
+        if bucket >= COSTS_FROM:
+            operation, percent = divmod(bucket - COSTS_FROM, _SHARES)
+            by_operation.setdefault(operation, {})[percent] = count
+    costs = [
+        CostShare(
+            operation=operation,
+            calls=sum(shares.values()),
+            mean_percent=round(
+                sum(percent * count for percent, count in shares.items()) / sum(shares.values())
+            ),
+            p95_percent=_find_rank(shares, 95) or 0,
+        )
+        for operation, shares in by_operation.items()
+        if sum(shares.values()) >= CALLS_MIN
+    ]
+    return tuple(sorted(costs, key=lambda one: (-one.calls, one.operation))[:COSTS_MAX])
+
+
+def list_costs(listing: Listing, quality: Quality | None) -> list[tuple[Operation | None, CostShare]]:
+    """What the metered prices of a listing cost in practice: its own first (None), then those of its operations."""
+    known = {one.operation: one for one in (() if quality is None else quality.costs)}
+    sold: list[tuple[Operation | None, int]] = []
+    if listing.metering is not None:
+        sold.append((None, number_operation("", "")))
+    sold += [
+        (one, number_operation(one.method, one.path))
+        for one in listing.operations
+        if one.metering is not None
+    ]
+    return [(operation, known[number]) for operation, number in sold if number in known]
+
+
 def summarise(counts: Mapping[Bucket, int]) -> Quality | None:
     """Returns None for fewer calls than `CALLS_MIN`."""
+    costs = summarise_costs(counts)
+    counts = {bucket: count for bucket, count in counts.items() if bucket < COSTS_FROM}
     calls = sum(counts.values())
     if calls < CALLS_MIN:
         return None
@@ -126,6 +194,7 @@ def summarise(counts: Mapping[Bucket, int]) -> Quality | None:
         success_ppm=sum(succeeded.values()) * 1_000_000 // calls,
         p50_ms=_percentile(succeeded, 50),
         p95_ms=_percentile(succeeded, 95),
+        costs=costs,
     )
 
 
@@ -157,12 +226,18 @@ def _summarise_day(day: int, counts: Mapping[Bucket, int]) -> DayQuality:
 
 
 def _percentile(ordered: Mapping[Bucket, int], percent: int) -> int | None:
-    """The least latency that is not exceeded in so many per cent of the calls (nearest rank)."""
+    """The least latency that is not exceeded in so many per cent of the calls."""
+    bucket = _find_rank(ordered, percent)
+    return None if bucket is None else latency_of(Bucket(bucket))
+
+
+def _find_rank(ordered: Mapping[Any, int], percent: int) -> int | None:
+    """The least key that is not exceeded in so many per cent of the calls (nearest rank); None without calls."""
     rank = -(-sum(ordered.values()) * percent // 100)
-    for bucket, count in ordered.items():
+    for key, count in ordered.items():
         rank -= count
         if rank <= 0:
-            return latency_of(bucket)
+            return int(key)
     return None
 
 
@@ -206,7 +281,9 @@ class QualityRecords(Protocol):
         listings are left out. Of concurrent updates the last one includes all counts added before it."""
         ...
 
-    async def read_days(self, listing_id: ListingId, *, today: int) -> Mapping[int, Mapping[Bucket, int]]: ...
+    async def read_days(self, listing_id: ListingId, *, today: int) -> Mapping[int, Mapping[Bucket, int]]:
+        """The classes of calls by day, without what metered ones cost."""
+        ...
 
     async def count_by_day(
         self, listing_ids: Collection[ListingId], *, today: int

@@ -37,7 +37,7 @@ from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Terms, UpstreamAuth
 from tollway.registry.listing_fields import BY_COLUMN, FIELDS, Kind, ListingField
 from tollway.registry.metering import Metering, read_metering, write_metering
-from tollway.registry.quality import Quality, Reputation
+from tollway.registry.quality import CostShare, Quality, Reputation
 from tollway.registry.search_tokens import fold
 from tollway.storage.engine.database import add_statement, metadata, partial_index
 from tollway.storage.engine.statements import Prepared, Within
@@ -283,6 +283,7 @@ quality_table = Table(
     Column("success_ppm", Integer, nullable=False),
     Column("p50_ms", BigInteger),
     Column("p95_ms", BigInteger),
+    Column("costs", Text),
     Column("day", Integer, nullable=False),
     Column("score", BigInteger, nullable=False),
     PrimaryKeyConstraint("listing_seq", name="pk_listing_quality"),
@@ -290,7 +291,7 @@ quality_table = Table(
     Index("ix_listing_quality_score", "score", "listing_seq"),
     Index("ix_listing_quality_stale", "day", "listing_seq"),
 )
-"""The sums of the last 30 days as of `day`, for listings with enough calls. `score`: their place in lists without words (`quality.score_listing`)."""
+"""The sums of the last 30 days as of `day`, for listings with enough calls. `score`: their place in lists without words (`quality.score_listing`). `costs`: of metered operations, as JSON."""
 
 ownership_table = Table(
     "listing_ownership",
@@ -509,7 +510,7 @@ _REPUTED = listing_table.outerjoin(
     quality_table, quality_table.c.listing_seq == listing_table.c.seq
 ).outerjoin(ownership_table, ownership_table.c.listing_seq == listing_table.c.seq)
 _REPUTATION_COLUMNS = (
-    *(quality_table.c[name] for name in ("calls", "success_ppm", "p50_ms", "p95_ms")),
+    *(quality_table.c[name] for name in ("calls", "success_ppm", "p50_ms", "p95_ms", "costs")),
     *(ownership_table.c[name] for name in ("verified_ms", "owned_by_another")),
 )
 _PUBLIC_COLUMNS = tuple(
@@ -543,8 +544,24 @@ def find_reputation(connection: Connection, listing_id: ListingId) -> Reputation
 
 
 def _read_reputation(values: Sequence[Any]) -> Reputation:
-    calls, success_ppm, p50_ms, p95_ms, verified_ms, owned_by_another = values
+    calls, success_ppm, p50_ms, p95_ms, costs, verified_ms, owned_by_another = values
     quality = None
     if calls is not None:
-        quality = Quality(calls=calls, success_ppm=success_ppm, p50_ms=p50_ms, p95_ms=p95_ms)
+        quality = Quality(
+            calls=calls, success_ppm=success_ppm, p50_ms=p50_ms, p95_ms=p95_ms, costs=_read_costs(costs)
+        )
     return Reputation(quality=quality, verified_ms=verified_ms, is_owned_by_another=bool(owned_by_another))
+
+
+def write_costs(costs: Sequence[CostShare]) -> str | None:
+    """The column `costs`: operation, calls, mean and p95 of each; None without any."""
+    rows = [(one.operation, one.calls, one.mean_percent, one.p95_percent) for one in costs]
+    return json.dumps(rows, separators=(",", ":")) if rows else None
+
+
+def _read_costs(text: str | None) -> tuple[CostShare, ...]:
+    rows = [] if text is None else json.loads(text)
+    return tuple(
+        CostShare(operation=operation, calls=calls, mean_percent=mean, p95_percent=p95)
+        for operation, calls, mean, p95 in rows
+    )

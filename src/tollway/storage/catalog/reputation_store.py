@@ -44,7 +44,7 @@ from tollway.registry.ownership import (
     apply_check,
     is_still_of,
 )
-from tollway.registry.quality import Bucket, QualityCounts, first_day, score_listing, summarise
+from tollway.registry.quality import COSTS_FROM, Bucket, QualityCounts, first_day, score_listing, summarise
 from tollway.storage.catalog.catalog_tables import (
     IS_UNPROVED,
     IS_VERIFIED,
@@ -55,6 +55,7 @@ from tollway.storage.catalog.catalog_tables import (
     quality_day_table,
     quality_table,
     read_networks,
+    write_costs,
 )
 from tollway.storage.catalog.search_blocks import change_features, rate_feature
 from tollway.storage.engine.database import Database
@@ -315,7 +316,9 @@ def _read(row: Row[Any]) -> Ownership:
 _DAY = quality_day_table.c
 _READ_DAYS = Prepared(
     select(_DAY.day, _DAY.bucket, _DAY.calls).where(
-        _DAY.listing_id == bindparam("listing_id"), _DAY.day.between(bindparam("first"), bindparam("last"))
+        _DAY.listing_id == bindparam("listing_id"),
+        _DAY.day.between(bindparam("first"), bindparam("last")),
+        _DAY.bucket < COSTS_FROM,
     )
 )
 
@@ -350,7 +353,10 @@ class QualityStore:
             sums = await self._database.write(
                 lambda connection: _sum_up_alone(connection, wanted, today), flush=False
             )
-        return {listing_id: sum(counts.values()) for listing_id, (_, counts) in sums.items()}
+        return {
+            listing_id: sum(calls for bucket, calls in counts.items() if bucket < COSTS_FROM)
+            for listing_id, (_, counts) in sums.items()
+        }
 
     async def read_days(self, listing_id: ListingId, *, today: int) -> Mapping[int, Mapping[Bucket, int]]:
         values = {"listing_id": listing_id, "first": first_day(today), "last": today}
@@ -366,7 +372,11 @@ class QualityStore:
         first = first_day(today)
         sums = (
             select(_DAY.listing_id, _DAY.day, func.sum(_DAY.calls))
-            .where(_DAY.listing_id.in_(sorted(listing_ids)), _DAY.day.between(first, today))
+            .where(
+                _DAY.listing_id.in_(sorted(listing_ids)),
+                _DAY.day.between(first, today),
+                _DAY.bucket < COSTS_FROM,
+            )
             .group_by(_DAY.listing_id, _DAY.day)
         )
         rows = await self._database.read(lambda connection: connection.execute(sums).all())
@@ -467,6 +477,7 @@ def _write_sum(connection: Connection, seq: int, counts: Mapping[Bucket, int], *
         "success_ppm": quality.success_ppm,
         "p50_ms": quality.p50_ms,
         "p95_ms": quality.p95_ms,
+        "costs": write_costs(quality.costs),
         "day": today,
         "score": 0,
     }

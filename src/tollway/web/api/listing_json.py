@@ -21,7 +21,7 @@ from tollway.registry.listing import (
 )
 from tollway.registry.listing_warnings import ListingWarning
 from tollway.registry.metering import OfferedPrice, offer
-from tollway.registry.quality import Quality, Reputation
+from tollway.registry.quality import Quality, Reputation, list_costs
 from tollway.web.http.json import encode_visible_json
 from tollway.web.http.problems import OK
 from tollway.web.http.query import format_time
@@ -76,7 +76,7 @@ class ListingEncoder:
             **_summary_fields(listing),
             **write_members(listing),
             "pricing": self.pricing(listing),
-            "quality": quality_json(reputation.quality),
+            "quality": {**quality_json(reputation.quality), **_costs_json(listing, reputation.quality)},
             "verified": reputation.is_verified,
             "links": self.links(listing),
             "createdAt": format_time(listing.created_ms),
@@ -155,6 +155,22 @@ def quality_json(quality: Quality | None) -> dict[str, Any]:
         "p50Ms": quality.p50_ms,
         "p95Ms": quality.p95_ms,
     }
+
+
+def _costs_json(listing: Listing, quality: Quality | None) -> dict[str, Any]:
+    """What metered calls cost in practice, as shares of their maximum, for each operation that is sold so; without a member where too few were measured. `method` and
+    `path` are null for the price of the listing."""
+    costs = [
+        {
+            "method": None if operation is None else operation.method,
+            "path": None if operation is None else operation.path,
+            "calls30d": share.calls,
+            "meanShare": share.mean_percent / 100,
+            "p95Share": share.p95_percent / 100,
+        }
+        for operation, share in list_costs(listing, quality)
+    ]
+    return {"costs": costs} if costs else {}
 
 
 def option_json(option: PaymentOption) -> dict[str, Any]:

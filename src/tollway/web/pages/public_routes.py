@@ -25,7 +25,7 @@ from tollway.registry.catalog import CatalogFacets, ListingPage, ListingQuery
 from tollway.registry.listing import list_links
 from tollway.registry.metering import offer
 from tollway.registry.openapi import parse_yaml_object
-from tollway.registry.quality import day_of, summarise_days
+from tollway.registry.quality import day_of, list_costs, summarise_days
 from tollway.registry.text import join_lines
 from tollway.web.api.context import WebContext
 from tollway.web.api.discovery_routes import DocumentRoutes
@@ -187,6 +187,7 @@ class PageRoutes:
             provider_links=list_links(listing),
             host=host_of(listing),
             prices=find_prices(listing, view.operations),
+            costs=list_costs(listing, view.quality),
             operations=shown,
             has_filter=len(shown) >= FILTERED_MIN,
             has_one_price=len({offer(one) for one in view.operations}) == 1,

@@ -691,6 +691,7 @@ CREATE TABLE listing_quality (
   success_ppm INTEGER NOT NULL,
   p50_ms BIGINT,
   p95_ms BIGINT,
+  costs TEXT,
   day INTEGER NOT NULL,
   score BIGINT NOT NULL,
   CONSTRAINT pk_listing_quality PRIMARY KEY (listing_seq),
