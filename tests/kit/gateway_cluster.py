@@ -437,7 +437,7 @@ def audit_with_sums(connection: Connection) -> AuditReport:
     """The audit; asserts that `/sales` and `/spending` have every call of every wallet once, with its price and state."""
     report = audit(connection)
     for side, read in (("provider", read_sales), ("payer", read_spending)):
-        counted = f"SELECT {side} AS wallet, state, count(*), sum(price_units), min(created_ms), max(created_ms) FROM call WHERE {side} IS NOT NULL GROUP BY 1, 2"
+        counted = f"SELECT {side} AS wallet, state, count(*), sum(coalesce(actual_units, price_units)), min(created_ms), max(created_ms) FROM call WHERE {side} IS NOT NULL GROUP BY 1, 2"
         expected: dict[bytes, dict[str, tuple[int, int]]] = {}
         rows = connection.exec_driver_sql(counted).all()
         for wallet, state, calls, units, *_ in rows:

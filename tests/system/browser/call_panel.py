@@ -141,9 +141,12 @@ class Site:
         assert report.wrong == ()
 
 
+BY_BYTES = {"base": "0.001", "parts": [{"unit": "byte", "unitPrice": "0.00001", "quantity": {"bytes": True}}]}
+
+
 @contextlib.asynccontextmanager
 async def run_site(cluster: Any, blocks: BlockClock, **settings: str) -> AsyncIterator[Site]:
-    """A gateway of its own, with six listings. A paid call of `garbled` is held, because its provider answers with bytes that are no HTTP."""
+    """A gateway of its own, with seven listings. A paid call of `garbled` is held, because its provider answers with bytes that are no HTTP."""
     gas, provider = await cluster.wallets(2)
     config = cluster.folder / f"pages-{gas.address}.toml"
     config.write_text(
@@ -162,6 +165,7 @@ async def run_site(cluster: Any, blocks: BlockClock, **settings: str) -> AsyncIt
             "edited": await cluster.publish(gateway, provider, **quotes),
             "uploads": await cluster.publish(gateway, provider, name="Sample pages", openapi=UPLOADS),
             "any path": await cluster.publish(gateway, provider, name="Any path"),
+            "metered": await cluster.publish(gateway, provider, **quotes, metering=BY_BYTES),
             "garbled": await cluster.publish(gateway, provider, name="Garbled", endpoint=garbled.url),
         }
         yield Site(cluster=cluster, blocks=blocks, gateway=gateway, provider=provider, apis=apis)

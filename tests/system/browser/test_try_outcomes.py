@@ -1,5 +1,6 @@
 """Pay and try in a browser, second part: by keyboard alone, the ticket of every outcome in the corner states, answers that are no text, and transactions whose hash or success never comes."""
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -211,4 +212,44 @@ async def test_a_transaction_that_reverted_pays_nothing(browser: Browser, site: 
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
     (call,) = await site.calls(wallet)
     assert call["payment"]["transaction"] == wallet.sent[1]
+    await site.check_books()
+
+
+# ---- A metered price.
+
+
+async def test_a_metered_call_shows_its_maximum_its_cost_and_what_came_back(
+    browser: Browser, site: Site
+) -> None:
+    wallet = await site.wallet(chain_id=CHAIN)
+    async with open_panel(browser, site, wallet, "metered") as watched:
+        page = watched.page
+        await expect(pay_button(page)).to_have_text("Connect a wallet, pay up to 0.01 USDC and call")
+        await pay_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+        text = await slip(page).inner_text()
+    (call,) = await site.calls(wallet)
+    assert (call["payment"]["rail"], call["priceMax"]) == ("tx", "0.01")
+    back = Decimal("0.01") - Decimal(call["price"])
+    assert Decimal("0.001") < Decimal(call["price"]) < Decimal("0.01")
+    for line in ("up to 0.01 USDC", f"You were charged {call['price']} USDC.", f"{back.normalize():f} USDC"):
+        assert line in text
+    await site.check_books()
+
+
+async def test_a_metered_stream_is_held_until_its_end_and_not_paid_again(
+    browser: Browser, site: Site
+) -> None:
+    wallet = await site.wallet(chain_id=CHAIN)
+    async with open_panel(browser, site, wallet, "metered", operation="stream_ticks") as watched:
+        page = watched.page
+        await pay_button(page).click()
+        await expect(stamp(page)).to_have_text("HELD", timeout=30_000)
+        await expect(slip(page)).to_contain_text("0.01 USDC is held until the answer ends.")
+        await expect(page.locator("[data-answer]")).to_contain_text('"number": 3')
+        await page.reload()
+        await expect(pay_button(page)).to_have_text("Connect a wallet, pay up to 0.01 USDC and call")
+    (call,) = await site.calls(wallet)
+    assert call["payment"]["state"] == "charged"
+    assert Decimal(call["price"]) < Decimal("0.01")
     await site.check_books()
