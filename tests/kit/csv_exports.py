@@ -159,7 +159,12 @@ def _read_ledger(connection: Connection) -> _Ledger:
     }
     sums: Sums = Counter()
     by_state = (
-        select(calls.state, terms.chain_id, terms.asset, func.sum(calls.price_units))
+        select(
+            calls.state,
+            terms.chain_id,
+            terms.asset,
+            func.sum(func.coalesce(calls.actual_units, calls.price_units)),
+        )
         .join_from(call_table, call_terms_table, terms.id == calls.terms_id)
         .where(terms.asset.is_not(None), calls.payer.is_not(None))
         .group_by(calls.state, terms.chain_id, terms.asset)
