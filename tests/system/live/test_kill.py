@@ -18,6 +18,7 @@ import pytest_asyncio
 from tests.kit.fault_injection import POINTS
 from tests.kit.gateway_cluster import PRICE_UNITS, plain
 from tests.kit.gateway_process import poll
+from tests.kit.upstream import raw, run_upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -221,6 +222,56 @@ async def test_kill_9_leaves_every_payment_spent_spendable_or_held(
         assert (reply.json["callId"], reply.json["paymentState"]) == (after["id"], fate.state)
         assert not reply.asks_for_money
     assert (await cluster.audit(gateway)).wrong == ()
+
+
+METERING = {
+    "base": "0.001",
+    "parts": [{"unit": "token", "unitPrice": "0.0001", "quantity": {"sse": "/usage/total_tokens"}}],
+}
+STREAM = raw(
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n",
+    *(b'24\r\ndata: {"usage":{"total_tokens":%d}}\n\n\r\n' % number for number in range(1, 4)),
+    b"0\r\n\r\n",
+)
+"""Three events, which report 1, 2 and 3 tokens."""
+METERED_FATES = {
+    "claimed": ("held", "0.01"),
+    "sent-no-head": ("held", "0.01"),
+    "at-head": ("held", "0.01"),
+    "closed": ("charged", "0.001"),
+    "mid-body": ("charged", "0.001"),
+    "unfinished": ("charged", "0.001"),
+}
+"""The state of the payment and the price by the point of the kill: the maximum is held, or the base is taken, because the use of the response is lost."""
+
+
+@pytest.mark.parametrize("point", METERED_FATES)
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+async def test_kill_9_of_a_metered_stream_holds_the_maximum_or_takes_the_base(
+    cluster: Any, wallets: list[Any], lines: Any, database: str, point: str
+) -> None:
+    line, (provider, caller, *_), (state, price) = await lines(database), wallets, METERED_FATES[point]
+    gateway = await line.gateway()
+    async with run_upstream() as upstream:
+        upstream.answer = STREAM
+        api_id = await cluster.publish(gateway, provider, endpoint=upstream.url, metering=METERING)
+        tx_hash = await cluster.send_tokens(caller, provider.address, PRICE_UNITS)
+        headers = plain(caller, tx_hash)
+        with contextlib.suppress(aiohttp.ClientError, OSError):
+            await cluster.call(gateway, api_id, f"/{next(_RUNS)}/kill/{point}", headers=headers)
+        assert await gateway.wait_ended() == -signal.SIGKILL
+        gateway = await line.gateway()
+        await wait_recovered(cluster, gateway, [caller])
+
+        async def find_call() -> Any:
+            (call,) = await calls_on(cluster, gateway, caller, tx_hash)
+            return call if call["payment"]["state"] == state else None
+
+        call = await poll(find_call, what=f"the state {state}")
+        assert (call["price"], call["priceMax"]) == (price, "0.01")
+        shown = await cluster.payment(gateway, caller, tx_hash)
+        assert int(shown["credit"]) == (0 if state == "held" else PRICE_UNITS - 1_000)
+        assert (await cluster.audit(gateway)).wrong == ()
 
 
 @pytest.mark.postgres
