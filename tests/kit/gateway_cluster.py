@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -433,6 +433,10 @@ def bound(
     )
 
 
+WHOLE = replace(DEFAULT_LIMITS, live_calls_max=10**9, spending_calls_max=10**9)
+"""The limits with which sums have every call of a wallet."""
+
+
 def audit_with_sums(connection: Connection) -> AuditReport:
     """The audit; asserts that `/sales` and `/spending` have every call of every wallet once, with its price and state."""
     report = audit(connection)
@@ -453,7 +457,7 @@ def audit_with_sums(connection: Connection) -> AuditReport:
             kind = SalesQuery if side == "provider" else SpendingQuery
             query: Any = kind(wallet=Address(wallet_bytes), **shared)  # type: ignore[arg-type]  # of the table above
             found: dict[str, tuple[int, int]] = {}
-            for row in read(connection, query=query, limits=DEFAULT_LIMITS).rows:
+            for row in read(connection, query=query, limits=WHOLE).rows:
                 for name, one in row.by_state.items():
                     before = found.get(name, (0, 0))
                     found[name] = (before[0] + one.calls, before[1] + one.units)
