@@ -242,6 +242,17 @@ def test_a_quantity_is_an_integer_of_at_most_eighteen_digits(
         (b'{"usage": {"total_tokens": 7}', None),
         (b'{"usage": {"total_tokens": 7}} x', None),
         (b'{"usage": {"total_tokens": 7}, "text": "\xff"}', None),
+        (b'{"usage": {"total_tokens": 7}, "text": "\\ud83d"}', (7,)),
+        (b'{"usage": {"total_tokens": 7}, "text": "\\\\ud83d \\ude00"}', (7,)),
+        (b'{"usage": {"total_tokens": 7}, "number": ' + b"1" * 5_000 + b"}", (7,)),
+        (b'{"usage": {"total_tokens": ' + b"1" * 5_000 + b"}}", None),
+        (
+            b'{"usage": {"total_tokens": 7}, "text": "\\ud83d", "deep": '
+            + b"[" * 9_000
+            + b"]" * 9_000
+            + b"}",
+            None,
+        ),
         (b'[{"usage": {"total_tokens": 7}}]', None),
         (b'{"usage": 7}', None),
         (b'"usage"', None),
@@ -395,6 +406,7 @@ LARGE_LINES = b"data: " + b"\ndata: ".join([b"x" * 50] * 5) + b"\n\n"
         (TEN + event({"usage": {"total_tokens": 1.5}}), None),
         (TEN + event('{"usage": {"total_tokens": 1, "total_tokens": 1}}'), None),
         (TEN + event({"usage": {"total_tokens": -1}}) + TWELVE, (12,)),
+        (TEN + event('{"text": "\\ud83d", "usage": {"total_tokens": 12}}'), (12,)),
         (TEN + event("{usage: 1}"), (10,)),
         (TEN + event("{total_tokens: 1}"), None),
         (TEN + event('{"us\\u0061ge": {"tot\\u0061l_tokens": 12}}'), (12,)),
@@ -423,6 +435,7 @@ LARGE_LINES = b"data: " + b"\ndata: ".join([b"x" * 50] * 5) + b"\n\n"
         (TEN + b": " + b"x" * 300 + b"\n" + TWELVE, (12,)),
         (b": " + b"x" * 300 + b"\r" + TEN + b": " + b"x" * 300, (10,)),
         (b"\xef\xbb\xbf" + b"data: " + b"x" * 300 + b"\n\n" + TEN, (10,)),
+        (TEN + TWELVE[:-2] + b"\rid\n\n" + b":\n" * 9 + event("x"), (12,)),
         (TEN + b"\n\r\n\n\r\r" + b"data\n" * 3 + b"event: x\r\nid\n:\n\n", (10,)),
         (TEN + b"".join(b": " + b"x" * 100 + b"\n" for _ in range(9)) + TWELVE, (12,)),
     ],

@@ -28,8 +28,10 @@ _JSON_TYPE = re.compile(r"(?:application|text)/json|[^/;,\s]+/[^/;,\s]+\+json")
 _EVENT_STREAM = "text/event-stream"
 _BOM = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n|\r|\n")
-_OTHER_LINE = re.compile(rb"(?<=[\r\n])(?!data)[^\r\n]++(?:\r\n|\r|\n)")
-_EMPTY_LINES = re.compile(rb"(?:\r\n|\r|\n){3,}+")
+_OTHER_LINE = re.compile(rb"(?<=\n)(?!data)[^\n]++\n")
+_EMPTY_LINES = re.compile(rb"\n{3,}+")
+_REFUSED_JSON = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}|(?<![0-9])[0-9]{4000,}+")
+"""Surrogates, and numbers of more digits than `from_json` reads."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 POINTERS_KEPT = 1_000
@@ -203,10 +205,24 @@ def _parse(text: bytes | bytearray) -> object:
         return _UNREADABLE
     try:
         # Before `json`, which counts names: a library of the gateway raises Python's recursion limit, and then deep nesting kills the process.
-        from_json(bytes(text), cache_strings="keys")
+        _check_nesting(bytes(text))
         return _DECODER.decode(text.decode())
     except ValueError:
         return _UNREADABLE if text.lstrip().startswith(b"{") else _MISSING
+
+
+def _check_nesting(text: bytes) -> None:
+    """Raises ValueError for a text that is no JSON or nested too deeply. The half of a character that ends a cut text, and a very long number, are JSON:
+    they stand in what a caller wrote, and must not hide the usage beside them."""
+    try:
+        from_json(text, cache_strings="keys")
+    except ValueError:
+        from_json(_REFUSED_JSON.sub(_replace_refused, text), cache_strings="keys")
+
+
+def _replace_refused(found: re.Match[bytes]) -> bytes:
+    """After a backslash that is escaped, too, the text stays JSON."""
+    return rb"\u0020" if found[0].startswith(b"\\") else b"1"
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -300,6 +316,8 @@ class EventReader:
         self._is_after_cr = chunk.endswith(b"\r")
         if chunk.count(b"\n") + chunk.count(b"\r") > len(chunk) // SHORT_LINE_BYTES:
             # A flood of short lines: those that hold no data, and empty ones after the end of an event, never reach the loop.
+            # With one form of a line end: the CR before a dropped line and the LF after it would be one end of a line.
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             chunk = _EMPTY_LINES.sub(b"\n\n", _OTHER_LINE.sub(b"", chunk))
         *ended, rest = _LINE_END.split(chunk)
         for piece in ended:
