@@ -8,9 +8,9 @@ import pytest
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.metered_gateway import TOTAL_TOKENS, make_metering
-from tests.kit.storage_faults import FaultyGateway, open_faulty_gateways
+from tests.kit.storage_faults import Fault, FaultyGateway, open_faulty_gateways
 from tests.kit.upstream import Answerer, Arrived, plain, raw
-from tests.kit.waits import until
+from tests.kit.waits import DEADLINE_S, until
 from tollway.ledger.records import CallState, Payment
 from tollway.storage.engine.database import Database
 
@@ -90,6 +90,40 @@ async def test_a_repeat_at_another_gateway_keeps_the_price_of_the_first_run(data
         again = await ask(gateways[1], payment, "/cut")
         assert (again.body, again.headers["tollway-price"]) == (used(9), "0.001 USDC")
         assert await taken_units(gateways[1], payment) == BASE
+
+
+@pytest.mark.parametrize("landed", [False, True], ids=["lost", "landed"])
+@pytest.mark.parametrize(
+    "again_with",
+    [plain(used(7), headers=(JSON,)), raw(EVENTS, chunk(3), chunk(7), END)],
+    ids=["short", "events"],
+)
+async def test_the_repeat_of_a_stream_that_was_dropped_before_its_price_is_measured(
+    database: Database, again_with: Answerer, landed: bool
+) -> None:
+    """The end of the first run, `landed` or lost, had no price yet."""
+    async with open_faulty_gateways(database, ["one"]) as gateways:
+        payment = await sell(gateways)
+        one = gateways[0]
+        stream = raw(EVENTS, chunk(9), END)
+
+        async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+            at_head, one.at_head = one.at_head, lambda: None
+            at_head()
+            await stream(arrived, writer)
+
+        one.gateway.upstream.answer = answer
+        one.fail_at(Fault(number=1, landed=landed))
+        lost = await ask(one, payment, "/dropped")
+        assert (lost.status, lost.headers["tollway-payment-state"]) == (503, "held")
+        one.reconnect()
+        one.gateway.upstream.answer = again_with
+        again = await ask(one, payment, "/dropped")
+        assert (again.status, again.headers["tollway-call-id"]) == (200, lost.headers["tollway-call-id"])
+        await one.ledger.wait_closed(timeout_s=DEADLINE_S)
+        (record,) = await one.gateway.history()
+        assert record.actual_units == BASE + 7 * UNIT
+        assert await taken_units(one, payment) == BASE + 7 * UNIT
 
 
 async def test_a_stored_answer_of_another_gateway_has_the_price_that_was_taken(database: Database) -> None:

@@ -297,10 +297,11 @@ class Proxy:
     # ---- After the head: capture, then stream.
 
     def _open_meter(self, upstream: "HeldConnection", payment: CallPayment) -> Meter | None:
-        """The meter of a metered call whose response costs. None for a response without a price, and for a repeat of a charged call: its first run has the price."""
+        """The meter of a metered call whose response costs. None for a response without a price, and for a repeat of a call whose first run has the price: of a
+        run whose response was dropped it may have none."""
         exchange = upstream.exchange
         is_free = exchange.status == _PAYMENT_REQUIRED or not is_charged(payment.charge_on, exchange.status)
-        if is_free or _claimed(payment).before is CallState.CONSUMED:
+        if is_free or payment.actual_units is not None:
             return None
         reader = UsageReader(
             payment.formulas,
