@@ -133,6 +133,21 @@ async def charge_a_metered_call(ledger: Ledger) -> None:
     await wait_finished(ledger.books, claim.call_id)
 
 
+async def charge_the_repeat_of_a_metered_call(ledger: Ledger) -> None:
+    """The response of the first run was dropped before it had a price, so its charge made no event."""
+    metering = write_formulas((FORMULA,))
+    claim = await ledger.claim(await ledger.pay(), price_units=9, metering=metering)
+    await ledger.take()
+    await ledger.books.close(ends(claim, is_metered=True))
+    await ledger.books.finish_cut(finish_of(claim, is_cut=True))
+    assert await ledger.books.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    assert await ledger.take() == []
+    usage = Usage(actual_units=4, quantities=write_measured(Measured(((4,),))))
+    await ledger.books.close(
+        ends(claim, epoch=2, is_metered=True, finish=finish_of(claim, epoch=2, usage=usage))
+    )
+
+
 async def release(ledger: Ledger) -> None:
     claim = await ledger.claim(await ledger.pay())
     await ledger.take()
@@ -234,6 +249,7 @@ MOVES: dict[Callable[[Ledger], Awaitable[Any]], list[tuple[str, str | None]]] = 
     charge: [(CHARGED, "consumed")],
     charge_without_a_plain_end: [(CHARGED, "consumed")],
     charge_a_metered_call: [(CHARGED, "consumed")],
+    charge_the_repeat_of_a_metered_call: [(CHARGED, "consumed")],
     release: [],
     hold: [(HELD_TYPE, "unknown")],
     release_by_the_clock: [(RESOLVED, "released")],

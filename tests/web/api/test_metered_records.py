@@ -125,11 +125,13 @@ def test_an_event_names_the_price_that_was_taken() -> None:
 
 
 @pytest.mark.parametrize("waited_ms", [0, 10**9])
-def test_a_streaming_call_has_no_receipt_yet(waited_ms: int) -> None:
+@pytest.mark.parametrize(("state", "named"), [(CallState.CONSUMED, "held"), (CallState.REORGED, "reorged")])
+def test_a_streaming_call_has_no_receipt_yet(state: CallState, named: str, waited_ms: int) -> None:
     with pytest.raises(Refusal) as refused:
-        check_ended(STREAMING, now_ms=STREAMING.moved_ms + waited_ms, wait_s=1)
-    assert refused.value.problem.payment_state == "held"
-    check_ended(METERED, now_ms=METERED.moved_ms, wait_s=1)
+        streaming = replace(STREAMING, state=state)
+        check_ended(streaming, now_ms=STREAMING.moved_ms + waited_ms, wait_s=1)
+    assert refused.value.problem.payment_state == named
+    check_ended(replace(METERED, state=state), now_ms=METERED.moved_ms, wait_s=1)
 
 
 def test_of_two_formulas_the_cheaper_one_names_the_quantities() -> None:

@@ -191,7 +191,9 @@ class LockedRows:
         self.set_parts(call, holding.parts)
         self.change(call, state=holding.state.value, moved_ms=moved_ms, **columns)
         if not self._log.is_idle and not (call.is_unmeasured and usage is None and after in _CHARGED):
-            self._note_move(call, holding.state, at_ms=moved_ms)
+            # Without a price the charge before this run made no event.
+            cut = call.cut if usage is None else ""
+            self._note_move(call, holding.state, cut=cut, at_ms=moved_ms)
         return holding.state
 
     def measure(self, call: LockedCall, usage: Usage, *, moved_ms: int, **columns: object) -> None:
@@ -225,10 +227,10 @@ class LockedRows:
         own = [] if call.payment_id is None else [call.payment_id]
         return trim_parts(call.parts, usage.actual_units, newest_first=[*helped, *own])
 
-    def _note_move(self, call: LockedCall, after: CallState, *, at_ms: int) -> None:
+    def _note_move(self, call: LockedCall, after: CallState, *, cut: str, at_ms: int) -> None:
         # The provider's decision has moved the call from `unknown` to `settling`, so its hold ends only now.
         before = CallState.UNKNOWN if call.is_charged_by_provider else call.state
-        kind = call_event_of(before, after, rail=call.rail, cut=call.cut, attempts=call.attempts)
+        kind = call_event_of(before, after, rail=call.rail, cut=cut, attempts=call.attempts)
         if kind is not None:
             self._events += self._log.make_events(
                 kind, (call.provider, call.payer), subject=call.id, state=after.value, at_ms=at_ms

@@ -55,7 +55,8 @@ def check_ended(call: CallRecord, *, now_ms: int, wait_s: int) -> None:
     The end of a response is written after the charge, and a crash may lose it, so nothing waits for it longer than `wait_s`.
     """
     is_read = call.http_status is None or call.delivery is not None or call.state is CallState.UNKNOWN
-    is_running = call.state in _RUNNING or call.is_unmeasured
+    is_open_debt = call.state is CallState.REORGED and call.quantities == ""
+    is_running = call.state in _RUNNING or call.is_unmeasured or is_open_debt
     if not is_running and (is_read or now_ms - call.moved_ms >= wait_s * 1000):
         return
     raise refuse(
