@@ -577,6 +577,27 @@ async def test_an_open_call_runs_again_by_the_formula_of_its_claim(
     assert again.headers["tollway-price"] == ("0.0007 USDC" if base == "0" else "0.0017 USDC")
 
 
+@pytest.mark.parametrize("key", [(), (KEY,)], ids=["plain", "keyed"])
+async def test_an_open_call_hides_no_use_when_it_runs_again(
+    gateway: MeteredGateway, key: tuple[tuple[str, str], ...]
+) -> None:
+    """Its listing has a fixed price by then, which would forward the range."""
+    listing = await gateway.publish("api_changed", metering=make_metering(USAGE_HEADER))
+    payment = await gateway.pay(MAXIMUM)
+    gateway.upstream.answer = hang_up
+    await call(gateway, payment, *key, listing="api_changed")
+    gateway.now_ms += 3_600_000
+    await gateway.revise(listing, metering=None, forward_headers=("X-Usage-Units",))
+    gateway.now_ms += 3_600_000
+    gateway.upstream.answer = plain(b"text", headers=("X-Usage-Units: 7",))
+    hiding = (("Range", "bytes=0-"), ("Accept-Encoding", "gzip"), ("X-Usage-Units", "0"))
+    again = await call(gateway, payment, *key, *hiding, listing="api_changed")
+    assert (again.status, again.headers["tollway-price"]) == (200, "0.0017 USDC")
+    arrived = gateway.upstream.arrived[-1]
+    assert arrived.find("accept-encoding") == "identity"
+    assert not arrived.names & {"range", "x-usage-units"}
+
+
 # ---------------------------------------------------------------------- memory
 
 

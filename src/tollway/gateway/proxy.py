@@ -127,12 +127,17 @@ class Proxy:
         if payment.fields is None:
             listing = route.entry.listing
             auth = listing.upstream_auth
+            # An open call runs again by the formulas of its claim, which the claim of this request finds only later.
+            formulas = [
+                *payment.formulas,
+                *(one for price in route.operation_prices for one in price.formulas),
+            ]
             payment.fields = forward_fields(
                 request.headers,
                 gateway_name=self._name,
                 forward_headers=listing.forward_headers,
                 secret=(auth.name, auth.reveal()) if auth is not None and auth.location == "header" else None,
-                usage_headers=list_usage_headers(payment.formulas) if payment.formulas else None,
+                usage_headers=list_usage_headers(formulas) if formulas else None,
             )
         return self._http_client.connect(
             UpstreamRequest(
