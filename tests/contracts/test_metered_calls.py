@@ -9,8 +9,8 @@ from sqlalchemy import text
 
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, finish_of, wait_finished
 from tests.kit.ledger_steps import assert_balanced, pay, read_rest, read_state
-from tests.kit.storage_faults import FaultyLedger
-from tests.kit.waits import until
+from tests.kit.storage_faults import FaultyLedger, once
+from tests.kit.waits import DEADLINE_S, until
 from tollway.ledger.ledger import Claim, Claimed, Closed, Exhausted
 from tollway.ledger.records import CallState, Usage
 from tollway.money import Price
@@ -269,6 +269,24 @@ async def test_a_usage_whose_commit_lost_its_answer_is_written_once(database: Da
     await until(lambda: not faulty.ledger._group_commit.has_late())
     assert await read_rest(faulty.ledger) == 92
     await assert_balanced(faulty.ledger)
+    await faulty.close()
+
+
+@pytest.mark.parametrize("is_at_the_head", [True, False])
+async def test_a_close_whose_commit_lost_its_answer_returns_what_is_left(
+    database: Database, is_at_the_head: bool
+) -> None:
+    faulty = FaultyLedger(database, retry_s=0.01, patience_s=60.0)
+    await faulty.ledger.open()
+    claim = await open_metered(faulty.ledger, await faulty.pay(100))
+    finish = finish_of(claim, usage=usage_of(5))
+    faulty.database.fail_after = once()
+    closed = await charge(faulty.ledger, claim, finish=finish if is_at_the_head else None)
+    assert closed.remaining_units == (92 if is_at_the_head else 100 - MAX)
+    faulty.ledger.finish(finish)
+    await faulty.ledger.wait_closed(timeout_s=DEADLINE_S)
+    await wait_finished(faulty.ledger, claim.call_id)
+    assert await read_rest(faulty.ledger) == 92
     await faulty.close()
 
 
