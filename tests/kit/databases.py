@@ -18,7 +18,7 @@ import asyncpg
 from alembic.script import ScriptDirectory
 from sqlalchemy import make_url
 
-from tests.kit.waits import DEADLINE_S
+from tests.kit.waits import DEADLINE_S, until
 from tollway.storage.engine.database import Database, connect_database
 from tollway.storage.engine.migrate import MIGRATIONS, upgrade
 
@@ -134,6 +134,39 @@ async def execute_sql(url: str, *statements: str) -> None:
     try:
         for statement in statements:
             await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def set_database_clock(url: str, *, skew_s: int) -> None:
+    """Makes the time of day of a PostgreSQL database wrong by so many seconds: of every session, if the first time is before the first session."""
+    skewed = f"SELECT pg_catalog.clock_timestamp() + interval '{skew_s} s'"
+    await execute_sql(
+        url,
+        f"ALTER DATABASE {make_url(url).database} SET search_path = public, pg_catalog",
+        f"CREATE OR REPLACE FUNCTION public.clock_timestamp() RETURNS timestamptz VOLATILE LANGUAGE sql AS $$ {skewed} $$",
+    )
+
+
+async def pass_lease(url: str, *, lease_s: int, renewing: int) -> None:
+    """Lets more than a lease pass by the clock of a PostgreSQL database (`set_database_clock`), in steps of a third of it. `renewing`: the gateways that run; each renews its
+    lease within each step, so that it may then recover the calls of the others."""
+    connection = await asyncpg.connect(url, command_timeout=DEADLINE_S)
+
+    async def is_renewed() -> bool:
+        counted = "SELECT count(*) FROM gateway_owner WHERE seen_ms >= $1"
+        return bool(await connection.fetchval(counted, moment_ms) >= renewing)
+
+    try:
+        skew_s = await connection.fetchval(
+            "SELECT round(extract(epoch FROM clock_timestamp() - pg_catalog.clock_timestamp()))"
+        )
+        for step in range(1, 5):
+            await set_database_clock(url, skew_s=int(skew_s) + step * lease_s // 3)
+            moment_ms = await connection.fetchval(
+                "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
+            )
+            await until(is_renewed)
     finally:
         await connection.close()
 

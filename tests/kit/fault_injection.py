@@ -261,10 +261,10 @@ class SkewedClock:
     def set(self, skew_s: int) -> None:
         _write_whole(self._file, str(skew_s))
 
-    async def wait_rounds(self, count: int = 3, *, deadline_s: float = 30.0) -> None:
-        """Until the gateway has recovered and pruned so often since now. It renews its lease more often."""
+    async def wait_rounds(self, count: int = 3) -> None:
+        """Until the gateway has renewed its lease, recovered and pruned so often since now."""
         goal = self._rounds() + count
-        await poll(lambda: self._rounds() >= goal, deadline_s=deadline_s, what="rounds of recovery")
+        await poll(lambda: self._rounds() >= goal, what="rounds of recovery")
 
     def _rounds(self) -> int:
         path = self._file.with_suffix(".rounds")
@@ -283,12 +283,18 @@ def _skew_clock(file: Path) -> None:
 
 class SkewedApp(lifecycle.App):
     _rounds = 0
+    _has_renewed = False
+
+    async def _renew(self) -> None:
+        await super()._renew()
+        self._has_renewed = True
 
     async def _recover(self) -> None:
-        """Each round prunes too, which takes minutes otherwise, and is counted."""
+        """Each round prunes too, which takes minutes otherwise, and is counted if the lease was renewed since the one before."""
+        has_renewed, self._has_renewed = self._has_renewed, False
         await super()._recover()
         await self._prune()
-        self._rounds += 1
+        self._rounds += 1 if has_renewed else 0
         _write_whole(Path(os.environ[CLOCK]).with_suffix(".rounds"), str(self._rounds))
 
 

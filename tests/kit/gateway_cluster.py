@@ -29,6 +29,7 @@ from tests.kit.forkserver import Forkserver
 from tests.kit.gateway_process import GatewayProcess, clean_environment, sign_control
 from tests.kit.ports import find_low_ports
 from tests.kit.stranded_transactions import resend_stranded
+from tests.kit.waits import DEADLINE_S
 from tollway.cli.main import make_app
 from tollway.client.wallet import Wallet
 from tollway.ids import Address, TxHash
@@ -291,7 +292,7 @@ class GatewayCluster:
         method: str = "GET",
         headers: Any = (),
         content: Any = None,
-        deadline_s: float = 30.0,
+        deadline_s: float = DEADLINE_S,
     ) -> Reply:
         """The URL goes out byte for byte."""
         async with self.session.request(

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from tests.kit.databases import pass_lease, set_database_clock
 from tests.kit.fault_injection import POINTS
 from tests.kit.gateway_cluster import PRICE_UNITS, plain
 from tests.kit.gateway_process import poll
@@ -24,8 +25,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LOAD = 4
 WARM_CALLS = 12
+LEASE_S = 600
+"""Longer than any pause of the machine. The clock of the database lets it pass (`pass_lease`)."""
 QUICK_RECOVERY = {
-    "TEST_LIMIT_OWNER_LEASE_S": "4",
+    "TEST_LIMIT_OWNER_LEASE_S": str(LEASE_S),
     "TEST_LIMIT_OWNER_RENEW_S": "0.1",
     "TEST_LIMIT_RECOVERY_INTERVAL_S": "0.2",
 }
@@ -106,14 +109,14 @@ class RestartedGateways:
         if self._gateway is None or not self._gateway.is_running:
             await self._stack.aclose()
             self._gateway = await self._stack.enter_async_context(
-                self.cluster.gateway(database_url=self.database_url, settings=self._settings())
+                self.cluster.gateway(database_url=self.database_url, settings={**QUICK_RECOVERY, **POINTS})
             )
         return self._gateway
 
-    def _settings(self) -> dict[str, str]:
-        """On SQLite no other gateway lives, so recovery waits for no lease, and a long one survives a pause of the machine."""
-        lease = {"TEST_LIMIT_OWNER_LEASE_S": "600"} if self.database_url.startswith("sqlite") else {}
-        return {**QUICK_RECOVERY, **POINTS, **lease}
+    async def pass_lease(self) -> None:
+        """Lets the lease of the killed gateway end, where one gateway runs. On SQLite recovery waits for no lease."""
+        if not self.database_url.startswith("sqlite"):
+            await pass_lease(self.database_url, lease_s=LEASE_S, renewing=1)
 
     async def start_callers(self, wallets: list[Any]) -> tuple[Any, Any, CallerGroup]:
         """The gateway, a payment worth one call of the first caller, and a group of the others."""
@@ -153,7 +156,10 @@ async def lines(cluster: Any) -> AsyncIterator[Any]:
         async def find(kind: str) -> RestartedGateways:
             if kind not in made:
                 url = f"sqlite:///{cluster.folder}/line.sqlite3"
-                line = RestartedGateways(cluster, url if kind == "sqlite" else await cluster.make_postgres())
+                if kind == "postgresql":
+                    url = await cluster.make_postgres()
+                    await set_database_clock(url, skew_s=0)
+                line = RestartedGateways(cluster, url)
                 made[kind] = await stack.enter_async_context(contextlib.aclosing(line))
             return made[kind]
 
@@ -204,6 +210,7 @@ async def test_kill_9_leaves_every_payment_spent_spendable_or_held(
     assert cluster.provider.count(path) == fate.seen
 
     gateway = await line.gateway()
+    await line.pass_lease()
     await wait_recovered(cluster, gateway, [caller, *group_of_callers.payers])
     report = await cluster.audit(gateway)
     assert report.wrong == ()
@@ -289,6 +296,7 @@ async def test_a_running_gateway_ends_the_calls_of_a_killed_one(
             with contextlib.suppress(aiohttp.ClientError, OSError):
                 await cluster.call(first, line.api_id, path, headers=headers)
             assert await first.wait_ended() == -signal.SIGKILL
+        await line.pass_lease()
         await wait_recovered(cluster, living, [caller, *group_of_callers.payers])
         await group_of_callers.check(living)
         (call,) = await calls_on(cluster, living, caller, tx_hash)
