@@ -26,18 +26,17 @@ from tests.kit.fault_injection import SkewedClock
 from tests.kit.gateway_cluster import API, PRICE_UNITS, bound, plain
 from tests.kit.gateway_process import GatewayProcess, poll
 from tests.kit.scripted_upstream import ALWAYS, REST, ScriptedUpstream, run_scripted_upstream
-from tests.kit.signed_calls import QUICK
+from tests.kit.signed_calls import LEASE_S, QUICK, RENEWS_OFTEN
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 HOUR_S = 3_600
-LEASE_S, STEP_S, PASSED_S = 600, 200, 800
-"""A lease that no pause of the machine ends. More than a lease passes in steps of less than half of it (`Harness.pass_lease`)."""
+STEP_S, PASSED_S = LEASE_S // 3, LEASE_S // 3 * 4
+"""More than a lease passes in steps of less than half of it (`Harness.pass_lease`)."""
 SETTINGS = {
     **QUICK,
-    "TEST_LIMIT_OWNER_RENEW_S": "0.1",
+    **RENEWS_OFTEN,
     "TEST_LIMIT_UNKNOWN_HOLD_S": str(HOUR_S // 2),  # a clock that jumps would end it at once
-    "TEST_LIMIT_OWNER_LEASE_S": str(LEASE_S),
     "TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120",
 }
 PATIENT_S = 300

@@ -68,7 +68,7 @@ class ProxiedListing:
         assert record["payment"]["transaction"] == str(moved)
         await self.wait_offered()
         sent = await count_sent(self.cluster, self.gas)
-        assert (await (await self.sign("/echo/next-")).send()).status == 200
+        await self.wait_served(await self.sign("/echo/next-"))
         assert await count_sent(self.cluster, self.gas) == sent + 1
         await self.stall.check_ledger()
 

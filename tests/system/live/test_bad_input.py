@@ -15,7 +15,6 @@ from tests.kit.gateway_cluster import API, PRICE_UNITS, plain
 from tests.kit.upstream import (
     Answerer,
     Arrived,
-    LoopbackUpstream,
     raw,
     run_upstream,
     say_nothing,
@@ -60,10 +59,7 @@ class Harness:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harness(cluster: Any) -> AsyncIterator[Harness]:
-    settings = {
-        "TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": "100000",
-        "TOLLWAY_LIMIT_CHUNK_IDLE_S": "1",
-    }
+    settings = {"TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": "100000"}
     async with cluster.gateway(settings=settings) as gateway:
         provider, caller = await cluster.wallets(2)
         api_id = await cluster.publish(gateway, provider)
@@ -148,29 +144,27 @@ async def trickle(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
 CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"
 
 
-async def buy_at(harness: Harness, upstream: LoopbackUpstream) -> tuple[str, Any, Any, Any]:
-    cluster = harness.cluster
-    provider, caller = await cluster.wallets(2)
-    api_id = await cluster.publish(harness.gateway, provider, endpoint=upstream.url, timeoutSeconds=1)
-    upstream.arrived.clear()  # publishing has probed the endpoint
-    tx_hash = await cluster.send_tokens(caller, provider.address, PRICE_UNITS)
-    return api_id, provider, caller, tx_hash
-
-
 @pytest.mark.parametrize("answer", [raw(CUT, close=True), trickle], ids=["lies about its length", "trickles"])
 async def test_a_cut_answer_is_visibly_broken_and_may_be_repeated_once(
-    harness: Harness, answer: Answerer
+    cluster: Any, answer: Answerer
 ) -> None:
-    async with run_upstream() as upstream:
+    """At a gateway of its own: it waits one second for the next part of a response."""
+    async with (
+        run_upstream() as upstream,
+        cluster.gateway(settings={"TOLLWAY_LIMIT_CHUNK_IDLE_S": "1"}) as gateway,
+    ):
         upstream.answer = answer
-        api_id, _, caller, tx_hash = await buy_at(harness, upstream)
+        provider, caller = await cluster.wallets(2)
+        api_id = await cluster.publish(gateway, provider, endpoint=upstream.url)
+        upstream.arrived.clear()  # publishing has probed the endpoint
+        headers = plain(caller, await cluster.send_tokens(caller, provider.address, PRICE_UNITS))
         for _ in range(2):  # the second request is the only repeat, under the same claim
             with pytest.raises(Exception, match=r"."):
-                await harness.call(plain(caller, tx_hash), "/x", api_id=api_id)
-        last = await harness.call(plain(caller, tx_hash), "/x", api_id=api_id)
+                await cluster.call(gateway, api_id, "/x", headers=headers)
+        last = await cluster.call(gateway, api_id, "/x", headers=headers)
         assert (last.status, last.code) == (409, "payment_already_used")
         assert len(upstream.arrived) == 2
-        (call,) = await harness.cluster.history(harness.gateway, caller)
+        (call,) = await cluster.history(gateway, caller)
         assert call["payment"]["state"] == "charged"
 
 

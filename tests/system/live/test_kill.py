@@ -19,19 +19,14 @@ from tests.kit.databases import pass_lease, set_database_clock
 from tests.kit.fault_injection import POINTS
 from tests.kit.gateway_cluster import PRICE_UNITS, plain
 from tests.kit.gateway_process import poll
+from tests.kit.signed_calls import LEASE_S, RENEWS_OFTEN
 from tests.kit.upstream import raw, run_upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LOAD = 4
 WARM_CALLS = 12
-LEASE_S = 600
-"""Longer than any pause of the machine. The clock of the database lets it pass (`pass_lease`)."""
-QUICK_RECOVERY = {
-    "TEST_LIMIT_OWNER_LEASE_S": str(LEASE_S),
-    "TEST_LIMIT_OWNER_RENEW_S": "0.1",
-    "TEST_LIMIT_RECOVERY_INTERVAL_S": "0.2",
-}
+QUICK_RECOVERY = {**RENEWS_OFTEN, "TEST_LIMIT_RECOVERY_INTERVAL_S": "0.2"}
 _RUNS = (f"run{number}" for number in itertools.count(1))
 
 

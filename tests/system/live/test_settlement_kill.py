@@ -12,10 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.kit.databases import pass_lease, set_database_clock
 from tests.kit.fault_injection import POINTS, RECOVERY_HALTS, find_mark
 from tests.kit.gateway_cluster import PRICE_UNITS
 from tests.kit.gateway_process import poll
-from tests.kit.signed_calls import QUICK, SOON_DEAD, PaidListing, SignedCall, count_sent
+from tests.kit.signed_calls import LEASE_S, QUICK, RENEWS_OFTEN, PaidListing, SignedCall, count_sent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -128,9 +129,9 @@ async def _lose(call: SignedCall) -> None:
 @contextlib.asynccontextmanager
 async def set_scene(cluster: Any, url: str) -> AsyncIterator[Harness]:
     gas, behind, after, *wallets = await cluster.wallets(3 + len(FATES))
-    settings = {**QUICK, **SOON_DEAD, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
+    settings = {**QUICK, **RENEWS_OFTEN, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
     doomed = cluster.gateway(
-        database_url=url, settings={**settings, **POINTS, "TOLLWAY_LIMIT_SETTLE_WAIT_S": "3"}
+        database_url=url, settings={**settings, **POINTS, "TOLLWAY_LIMIT_SETTLE_WAIT_S": "10"}
     )
     async with doomed as gateway, mined_at_the_end(cluster.driver):
         stall, run = await PaidListing.open(cluster, [gateway]), f"run{next(_RUNS)}"
@@ -237,7 +238,9 @@ async def test_kill_9_at_every_step_of_a_settlement_is_one_transfer_and_one_answ
 @pytest.mark.postgres
 async def test_a_running_gateway_finishes_the_settlements_of_a_killed_one(cluster: Any) -> None:
     """Both settle with one gas key, so the running one must first fill the nonces of the killed one."""
-    async with set_scene(cluster, await cluster.make_postgres()) as harness, harness.restart() as living:
+    url = await cluster.make_postgres()
+    await set_database_clock(url, skew_s=0)
+    async with set_scene(cluster, url) as harness, harness.restart() as living:
         await harness.run_to_the_halt()
         await check_undecided(harness, living)
         async with asyncio.TaskGroup() as group:
@@ -245,5 +248,6 @@ async def test_a_running_gateway_finishes_the_settlements_of_a_killed_one(cluste
             await poll(lambda: harness.behind.seen, what="a call behind the others")
             await resume_mining(cluster)
         assert behind.result().status == 200
+        await pass_lease(harness.url, lease_s=LEASE_S, renewing=1)
         await harness.wait_finished(living)
         await check_all(harness, living, others=1)

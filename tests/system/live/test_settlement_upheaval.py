@@ -11,9 +11,18 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from tests.kit.databases import pass_lease, set_database_clock
 from tests.kit.gateway_process import poll
 from tests.kit.node_proxy import SEND, run_node_proxy
-from tests.kit.signed_calls import SOON_DEAD, PaidListing, SignedCall, count_sent, find_pending, unmined
+from tests.kit.signed_calls import (
+    LEASE_S,
+    RENEWS_OFTEN,
+    PaidListing,
+    SignedCall,
+    count_sent,
+    find_pending,
+    unmined,
+)
 from tests.system.live.proxied_listing import SETTINGS
 from tollway.storage.engine.database import connect_database
 
@@ -59,6 +68,7 @@ class Pair:
 @contextlib.asynccontextmanager
 async def open_pair(cluster: Any, **settings: str) -> AsyncIterator[Pair]:
     gas, url = await cluster.wallet(), await cluster.make_postgres()
+    await set_database_clock(url, skew_s=0)
     env = {**SETTINGS, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key, **settings}
     async with (
         cluster.gateway(database_url=url, settings=env) as one,
@@ -110,7 +120,7 @@ async def insist(call: SignedCall, gateway: Any) -> Any:
 async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(cluster: Any) -> None:
     """The gateway is paused at two points: while its transaction waits, and while its upstream works. Its lease ends,
     and it continues while the other gateway's run of the second call is at the upstream."""
-    async with open_pair(cluster, TOLLWAY_LIMIT_SETTLE_WAIT_S="20", **SOON_DEAD) as pair:
+    async with open_pair(cluster, TOLLWAY_LIMIT_SETTLE_WAIT_S="20", **RENEWS_OFTEN) as pair:
         one, two = pair.stall.gateways
         waiter, thinker = await cluster.wallets(2)
         waiting = pair.sign(waiter, "/echo/waits-")
@@ -128,6 +138,7 @@ async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(clus
                 await poll(lambda: thinking.seen > before, what="a call under way")
                 one.pause()
             try:
+                await pass_lease(pair.url, lease_s=LEASE_S, renewing=1)
                 assert (await insist(waiting, two)).status == 200
                 await poll(is_unknown, what="recovery")
                 again = group.create_task(thinking.send(two))
@@ -186,7 +197,7 @@ async def test_a_paused_gateway_with_an_unsent_nonce_delays_no_other_gateway(
 
 async def test_a_gateway_that_is_stopped_leaves_its_settlements_to_the_next(cluster: Any) -> None:
     async with open_pair(
-        cluster, TOLLWAY_LIMIT_SETTLE_WAIT_S="20", TOLLWAY_LIMIT_DRAIN_DEADLINE_S="0.5", **SOON_DEAD
+        cluster, TOLLWAY_LIMIT_SETTLE_WAIT_S="20", TOLLWAY_LIMIT_DRAIN_DEADLINE_S="0.5", **RENEWS_OFTEN
     ) as pair:
         one, two = pair.stall.gateways
         get, post = await cluster.wallets(2)
@@ -204,6 +215,7 @@ async def test_a_gateway_that_is_stopped_leaves_its_settlements_to_the_next(clus
 
             await poll(are_sent, what="both transactions")
             assert await one.stop() == 0
+        await pass_lease(pair.url, lease_s=LEASE_S, renewing=1)
         for task in tasks:
             reply = task.result()
             assert reply is None or not reply.asks_for_money
