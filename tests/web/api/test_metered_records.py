@@ -127,8 +127,8 @@ def test_an_event_names_the_price_that_was_taken() -> None:
 @pytest.mark.parametrize("waited_ms", [0, 10**9])
 @pytest.mark.parametrize(("state", "named"), [(CallState.CONSUMED, "held"), (CallState.REORGED, "reorged")])
 def test_a_streaming_call_has_no_receipt_yet(state: CallState, named: str, waited_ms: int) -> None:
+    streaming = replace(STREAMING, state=state)
     with pytest.raises(Refusal) as refused:
-        streaming = replace(STREAMING, state=state)
         check_ended(streaming, now_ms=STREAMING.moved_ms + waited_ms, wait_s=1)
     assert refused.value.problem.payment_state == named
     check_ended(replace(METERED, state=state), now_ms=METERED.moved_ms, wait_s=1)
