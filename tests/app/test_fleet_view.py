@@ -13,8 +13,6 @@ from tollway.config.settings import load_settings
 from tollway.storage.engine.leadership import Duty
 from tollway.storage.engine.migrate import list_revisions
 
-DEADLINE_S = 30.0
-
 
 def make_app(url: str, *, port: int) -> App:
     return App(

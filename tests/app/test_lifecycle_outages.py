@@ -25,6 +25,7 @@ from tests.kit.ledger_records import (
     close_of,
     new_payment,
 )
+from tests.kit.waits import DEADLINE_S
 from tollway.app.lifecycle import App
 from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
@@ -42,7 +43,6 @@ NOBODY = "127.0.0.1:1"
 WINDOW = RateLimitItemPerSecond(1)
 FAST = bucket_of(10)
 STRAY = close_of(authorized_claim(authorization_of()), CallState.SETTLING)
-DEADLINE_S = 10.0
 
 
 class FaultyDatabase(SqliteDatabase):

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 import pytest
 from structlog.testing import capture_logs
 
+from tests.kit.waits import DEADLINE_S
 from tollway.app.span_queue import QUEUE_SPANS_MAX, SpanQueue
 from tollway.observability.call_trace import FinishedTrace, Span
-
-WAIT_S = 20.0
 
 
 def make_trace(number: int, *, spans: int = 1) -> FinishedTrace:
@@ -33,7 +32,7 @@ class Collector:
 
     def export(self, traces: Sequence[FinishedTrace]) -> bool:
         self.is_asked.set()
-        assert self.gate.wait(WAIT_S)
+        assert self.gate.wait(DEADLINE_S)
         if isinstance(self.outcome, Exception):
             raise self.outcome
         self.taken += [trace.trace_id for trace in traces]
@@ -79,7 +78,7 @@ def test_a_collector_that_hangs_delays_no_call_and_further_spans_are_dropped() -
     collector, dropped = Collector(), Dropped()
     with opened(collector, dropped) as spans:
         spans.add(make_trace(0, spans=QUEUE_SPANS_MAX - 10))
-        assert collector.is_asked.wait(WAIT_S)
+        assert collector.is_asked.wait(DEADLINE_S)
         # The export stands still and holds its spans; each `add` returns all the same.
         for number in range(1, 31):
             spans.add(make_trace(number))
@@ -118,7 +117,7 @@ def test_a_stop_leaves_a_collector_that_hangs_behind_and_counts_its_spans() -> N
     spans = SpanQueue(collector, count_dropped=dropped)
     spans.open()
     spans.add(make_trace(0, spans=3))
-    assert collector.is_asked.wait(WAIT_S)
+    assert collector.is_asked.wait(DEADLINE_S)
     spans.add(make_trace(1, spans=4))
     with capture_logs() as logs:
         spans.close()  # returns although the collector holds its request
@@ -126,5 +125,5 @@ def test_a_stop_leaves_a_collector_that_hangs_behind_and_counts_its_spans() -> N
     assert [line["event"] for line in logs] == ["span_export_failed"]
     spans.add(make_trace(2, spans=5))  # of a call that outlives the queue
     collector.gate.set()
-    assert collector.is_closed.wait(WAIT_S)
+    assert collector.is_closed.wait(DEADLINE_S)
     assert dropped.spans == 12

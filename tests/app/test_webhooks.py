@@ -22,8 +22,6 @@ from tollway.observability.background import TaskName
 from tollway.webhooks.endpoints import EndpointState, NewEndpoint, WebhookEndpoint
 from tollway.webhooks.events import EventType
 
-DEADLINE_S = 20.0
-
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[LoopbackUpstream]:
@@ -87,7 +85,7 @@ async def test_an_event_of_a_confirmed_endpoint_arrives(app: App, receiver: Loop
     webhook_id = await register(app, receiver, PAYEE)
     await wait_active(app, PAYEE)
     await app.payments.record_payments([new_payment(100)], now_ms=now_ms())
-    await until(lambda: "payment.credited" in types_of(receiver), deadline_s=DEADLINE_S)
+    await until(lambda: "payment.credited" in types_of(receiver))
     assert types_of(receiver) == ["webhook.challenge", "payment.credited"]
     arrived = receiver.arrived[-1]
     assert json.loads(arrived.body)["data"]["endpointId"] == webhook_id
@@ -101,10 +99,10 @@ async def test_the_set_of_active_endpoints_is_read_again_and_again(
     assert app.events.is_idle
     await register(app, receiver)
     is_watched = partial(app.events.is_watched, PROVIDER, EventType.CALL_CHARGED)
-    await until(is_watched, deadline_s=DEADLINE_S)
+    await until(is_watched)
     (endpoint,) = await app.webhook_services.store.list_of(PROVIDER)
     await app.webhook_services.store.remove(PROVIDER, endpoint.id)
-    await until(lambda: app.events.is_idle, deadline_s=DEADLINE_S)
+    await until(lambda: app.events.is_idle)
 
 
 async def test_listings_of_an_origin_that_is_down_have_one_event(
@@ -126,7 +124,7 @@ async def test_listings_of_an_origin_that_is_down_have_one_event(
         assert app.webhook_services._down
         await app.webhook_services._write_down()
         app.reputation_services.breaker.record_reached(down)
-    await until(lambda: types_of(receiver).count("listing.down") >= 2, deadline_s=DEADLINE_S)
+    await until(lambda: types_of(receiver).count("listing.down") >= 2)
     (endpoint_of,) = await app.webhook_services.store.list_of(PROVIDER)
     listed = await app.webhook_services.store.deliveries_of(
         PROVIDER, endpoint_of.id, state=None, before=None, limit=10

@@ -23,12 +23,13 @@ from tests.kit.gateway_process import poll
 from tests.kit.ports import find_low_port
 from tests.kit.postgres_pair import run_pair
 from tests.kit.scripted_upstream import ALWAYS, run_scripted_upstream
+from tests.kit.waits import DEADLINE_S
 from tests.long.torture.measures import Progress, stopwatch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 CALLERS = 4
-BACK_DEADLINE_S = 30.0
+BACK_DEADLINE_S = 30.0 if os.environ.get("TORTURE") == "long" else DEADLINE_S
 PAUSE_S = 0.05
 """Of a caller who was told to come back later; a real one waits for what `Retry-After` says."""
 QUICK = {

@@ -3,6 +3,7 @@ twice, no response is without a record, and soon every payment is spent, spendab
 payer can read."""
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +12,17 @@ import pytest
 
 from tests.kit.gateway_process import GatewayProcess
 from tests.kit.scripted_upstream import ALWAYS, run_scripted_upstream
+from tests.kit.waits import DEADLINE_S
 from tests.long.torture.kill_load import KINDS, KillLoad
 from tests.long.torture.measures import stopwatch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1_200)]
 
-SETTLED_WITHIN_S = 60.0
-"""After the last kill, while the callers finish what they are about."""
-LAST_LOOK_S = 10.0
-"""After their last questions, when nobody dies any more."""
+IS_LONG = os.environ.get("TORTURE") == "long"
+SETTLED_WITHIN_S = 60.0 if IS_LONG else DEADLINE_S
+"""After the last kill, while the callers finish what they are about: a minute, held where the machine has nothing else to do."""
+LAST_LOOK_S = 10.0 if IS_LONG else DEADLINE_S
+"""After their last requests, when no gateway is killed any more."""
 ANSWERS_BETWEEN = 25
 """At most this many answers are waited for between two kills; none at all is a kill while another one starts."""
 PROGRESS_DEADLINE_S = 120.0

@@ -25,12 +25,13 @@ from tests.kit.node_proxy import (
     run_node_proxy,
 )
 from tests.kit.signed_calls import PaidListing, SignedCall
+from tests.kit.waits import DEADLINE_S
 from tollway.ids import TxHash
 from tollway.sandbox.chain import START_USDC_UNITS
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-RECOVERY_S = 5.0 if os.environ.get("TORTURE") == "long" else 30.0
+RECOVERY_S = 5.0 if os.environ.get("TORTURE") == "long" else DEADLINE_S
 """So soon after its node a gateway sells again: 5 s are promised, and held where the machine has nothing else to do."""
 ABOVE = "5"
 """USDC: for more than that two nodes have to agree, where they have to agree by value."""

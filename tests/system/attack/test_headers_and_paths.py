@@ -19,12 +19,12 @@ import pytest_asyncio
 from eth_account import Account
 
 from tests.kit.ports import find_low_port
+from tests.kit.waits import DEADLINE_S
 from tests.system.attack import strict_upstream
 from tests.system.attack.attacked_gateway import free_listing
 from tollway.client.wallet import Wallet
 
 BASE = "/base/path"
-ANSWER_DEADLINE_S = 20.0
 CROWD = 16
 
 
@@ -123,7 +123,7 @@ class Harness:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         try:
             writer.write(head.encode())
-            async with asyncio.timeout(ANSWER_DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S):
                 received = await reader.read()
         finally:
             writer.close()

@@ -25,6 +25,7 @@ import pytest_asyncio
 from eth_account import Account
 
 from tests.kit.databases import create_database
+from tests.kit.waits import DEADLINE_S
 from tests.system.attack.attacked_gateway import free_listing
 from tollway.client.wallet import Wallet
 
@@ -32,7 +33,6 @@ GATEWAY_TOOLS = ("search_resources", "get_api", "proxy_tool_call", "list_my_call
 IS_LONG = os.environ.get("ATTACK") == "long"
 CROWD = 6
 THIN = 6
-REST_S = 20.0
 T = TypeVar("T")
 
 
@@ -200,7 +200,7 @@ async def harness(
     limits = httpx.Limits(max_connections=CROWD)
     async with (
         run_gateway(folder, environment=settings) as gateway,
-        httpx.AsyncClient(trust_env=False, timeout=REST_S, limits=limits) as http,
+        httpx.AsyncClient(trust_env=False, timeout=DEADLINE_S, limits=limits) as http,
     ):
         harness = Harness(
             gateway=gateway,
@@ -488,7 +488,7 @@ def print_tables(url: str, api_id: str) -> str:
             while more := os.read(reader, 65_536):
                 received += more
         os.close(reader)
-        assert process.wait(REST_S) == 0, (command, received[-2_000:])
+        assert process.wait(DEADLINE_S) == 0, (command, received[-2_000:])
         told.append(received.decode().replace("\r\n", "\n"))
     return "".join(told)
 

@@ -24,12 +24,12 @@ from tests.kit.authorization_payer import (
 )
 from tests.kit.gateway_cluster import PRICE_UNITS
 from tests.kit.gateway_process import poll
+from tests.kit.waits import DEADLINE_S
 from tollway.ids import Address
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 AT_ONCE = 8
-DEADLINE_S = 20.0
 STRANGER = Address(b"\x5a" * 20)
 _NUMBERS = itertools.count(1)
 

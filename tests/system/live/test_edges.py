@@ -24,14 +24,13 @@ from tests.kit.gateway_cluster import API, PRICE_UNITS, GatewayCluster, Reply, b
 from tests.kit.gateway_cluster import plain as unbound
 from tests.kit.ports import find_low_ports
 from tests.kit.upstream import Arrived, hang_up, plain, run_upstream
-from tests.kit.waits import run_program
+from tests.kit.waits import DEADLINE_S, run_program
 from tollway.limits import DEFAULT_LIMITS
 from tollway.sandbox.chain import FundedAccount
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FREE_CALLS = 3
-DEADLINE_S = 30.0
 LONG_HEAD_S = 65.0
 
 
@@ -141,7 +140,9 @@ def need_http2_curl() -> str:
     program = shutil.which("curl")
     if program is None:
         pytest.skip("curl is not on this machine")
-    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=20)
+    printed = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=True, timeout=DEADLINE_S
+    )
     if "HTTP2" not in printed.stdout:
         pytest.skip("this curl speaks no HTTP/2")
     return program
