@@ -558,6 +558,26 @@ async def test_the_answer_of_a_caller_that_has_left_is_stored_with_its_price(gat
     assert (await taken_units(gateway, payment), gateway.served) == (BASE + 7 * UNIT, 1)
 
 
+async def test_a_shutdown_while_a_short_answer_is_stored_loses_no_price(
+    gateway: MeteredGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payment, is_storing = await gateway.pay(CREDIT), asyncio.Event()
+
+    async def keep(*given: object, **more: object) -> None:
+        is_storing.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(gateway.stored_responses, "keep", keep)
+    gateway.upstream.answer = plain(used(7), headers=(JSON,))
+    exchange = gateway.open(headers=[*gateway.plain_proof(payment.tx_hash), KEY])
+    running = asyncio.create_task(gateway.run(exchange))  # noqa: TID251 - it is cancelled as a server does
+    await is_storing.wait()
+    running.cancel()
+    await asyncio.wait((running,))
+    assert await taken_units(gateway, payment) == BASE + 7 * UNIT
+    assert (await finish_of(gateway)).delivery is Delivery.PARTIAL
+
+
 @pytest.mark.parametrize("base", ["0", "0.001"])
 async def test_an_open_call_runs_again_by_the_formula_of_its_claim(
     gateway: MeteredGateway, base: str

@@ -511,10 +511,16 @@ class Proxy:
                     meter=meter,
                 )
                 return ProxyResponse(status=status, headers=headers, first=first or b"", rest=rest)
+            usage = None if meter is None else meter.usage
             if recorder is not None:
-                await recorder.add_chunk(b"")
+                try:
+                    await recorder.add_chunk(b"")
+                except BaseException:
+                    # Shutdown: the end is recorded, with the price where it is not captured yet.
+                    await self._finish(payment, Delivery.PARTIAL, 0, usage)
+                    raise
             upstream.close()
-            await self._finish(payment, Delivery.COMPLETE, length, None if meter is None else meter.usage)
+            await self._finish(payment, Delivery.COMPLETE, length, usage)
             body = first
             if not is_bodiless:
                 headers = _without_length(headers)
