@@ -27,7 +27,9 @@ from tollway.ids import CallId, ChainId
 from tollway.ledger.ledger import Claim, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUnavailable
 from tollway.ledger.records import CallState, SettledTransfer, SettlementAttempt
 from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest
+from tollway.storage.engine import postgres
 from tollway.storage.engine.migrate import SchemaCheck, schema_state, upgrade
+from tollway.storage.ledger import ledger_store
 from tollway.storage.ledger.ledger_store import LedgerStore
 from tollway.web.calls import gateway_app
 
@@ -36,6 +38,8 @@ POINTS = {"TEST_POINTS": "on"}
 RECOVERY_HALTS = "TEST_RECOVERY_HALTS"
 """At which of its steps (`swept`, `noted`) the settlement recovery stands still. With `POINTS`."""
 CLOCK = "TEST_CLOCK"
+DATABASE_DEADLINE = "TEST_DATABASE_DEADLINE_S"
+"""How long the machine may pause within a statement, a connection or a renewal on PostgreSQL. A gateway has seconds for each of them."""
 MIGRATIONS = "TEST_MIGRATIONS"
 """The folder of the migrations of a newer release."""
 GO_ON_POLL_S = 0.01
@@ -46,6 +50,8 @@ SENT_POLL_S = 0.001
 
 
 def install(environment: Mapping[str, str]) -> None:
+    if DATABASE_DEADLINE in environment:
+        _wait_for_database(float(environment[DATABASE_DEADLINE]))
     if MIGRATIONS in environment:
         use_migrations(Path(environment[MIGRATIONS]))
     if CLOCK in environment:
@@ -302,6 +308,17 @@ def _write_whole(path: Path, text: str) -> None:
     draft = path.with_suffix(path.suffix + ".draft")
     draft.write_text(text)
     draft.replace(path)
+
+
+# ---- A busy machine.
+
+
+def _wait_for_database(deadline_s: float) -> None:
+    for name in ("COMMAND_TIMEOUT_S", "CONNECT_DEADLINE_S", "POOL_TIMEOUT_S"):
+        assert name in vars(postgres)
+        vars(postgres)[name] = deadline_s
+    postgres._SESSION["idle_in_transaction_session_timeout"] = f"{deadline_s:.0f}s"
+    vars(ledger_store)["RENEW_TIMEOUT_S"] = deadline_s
 
 
 # ---- The release after this one.

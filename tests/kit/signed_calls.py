@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.kit.authorization_payer import V2, AuthorizationPayer, Quote, undress
+from tests.kit.fault_injection import DATABASE_DEADLINE
 from tests.kit.gateway_cluster import plain
 from tests.kit.payer import Header
 from tollway.chain.signer import GasKey
@@ -19,9 +20,14 @@ QUICK = {
     "TEST_LIMIT_RECOVERY_INTERVAL_S": "0.2",
     "TEST_LIMIT_SWEEP_INTERVAL_S": "0.1",
     "TOLLWAY_LIMIT_RPC_DEADLINE_S": "20",
+    DATABASE_DEADLINE: "60",
 }
 LEASE_S = 600
-RENEWS_OFTEN = {"TEST_LIMIT_OWNER_LEASE_S": str(LEASE_S), "TEST_LIMIT_OWNER_RENEW_S": "0.1"}
+RENEWS_OFTEN = {
+    "TEST_LIMIT_OWNER_LEASE_S": str(LEASE_S),
+    "TEST_LIMIT_OWNER_RENEW_S": "0.1",
+    DATABASE_DEADLINE: "60",
+}
 """Where a gateway dies: a lease that no pause of the machine ends. The clock of the database lets it pass (`databases.pass_lease`)."""
 LONG_LIVED = {"TEST_LIMIT_OWNER_LEASE_S": "3600"}
 """Where no gateway dies: a call is not sent once half of the lease is over, and the machine may pause for that long."""
