@@ -571,7 +571,7 @@ async def test_a_shutdown_while_a_short_answer_is_stored_loses_no_price(
     gateway.upstream.answer = plain(used(7), headers=(JSON,))
     exchange = gateway.open(headers=[*gateway.plain_proof(payment.tx_hash), KEY])
     running = asyncio.create_task(gateway.run(exchange))  # noqa: TID251 - it is cancelled as a server does
-    await is_storing.wait()
+    await until(is_storing.is_set)
     running.cancel()
     await asyncio.wait((running,))
     assert await taken_units(gateway, payment) == BASE + 7 * UNIT
