@@ -6,6 +6,7 @@ import threading
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from tests.kit.metered_gateway import (
 )
 from tests.kit.upstream import Answerer, Arrived, hang_up, held, plain, raw
 from tests.kit.waits import until
-from tollway.gateway.response_body import Meter
+from tollway.errors import Refusal
+from tollway.gateway.response_body import Meter, MeteredBodies
 from tollway.gateway.usage import UsageReader
 from tollway.ids import ListingId
 from tollway.ledger.ledger import Finish
@@ -639,6 +641,22 @@ async def test_a_call_without_room_for_its_copy_is_refused_before_its_claim() ->
             assert refused.headers["retry-after"] == "1"
             assert len(await gateway.history()) == 2
             may_answer.set()
+
+
+def test_an_address_takes_no_more_than_its_share_while_copies_are_scarce() -> None:
+    limits = replace(DEFAULT_LIMITS, metered_bodies_bytes_max=8 * DEFAULT_LIMITS.metered_body_bytes_max)
+    bodies = MeteredBodies(limits=limits)
+    held_copies = [bodies.take_copy("192.0.2.1") for _ in range(5)]
+    with pytest.raises(Refusal):
+        bodies.take_copy("192.0.2.1")
+    others = [bodies.take_copy(f"198.51.100.{number}") for number in range(3)]
+    with pytest.raises(Refusal):
+        bodies.take_copy("203.0.113.1")
+    for copy in [*held_copies, *held_copies, *others]:  # twice gives back once
+        copy.give_back()
+    assert [bodies.take_copy(f"192.0.2.{number}") for number in range(8)]
+    with pytest.raises(Refusal):
+        bodies.take_copy("203.0.113.1")
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ class Proxy:
             raise Refusal(too_large(self._limits.bound_body_bytes_max))
         reservation = None
         if payment.formulas and reads_json(payment.formulas):
-            reservation = self._metered_bodies.take_copy()
+            reservation = self._metered_bodies.take_copy(payment.request.client_address)
         return HeldConnection(self, payment, self.breaker, reservation)
 
     def open_exchange(self, payment: CallPayment) -> UpstreamExchange:

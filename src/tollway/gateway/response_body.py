@@ -1,6 +1,7 @@
 """The body of an upstream's response: the stream to the caller, the record of its end, the copy for a repeat, and the price of a metered call."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from tollway.errors import Code, Problem, Refusal, UpstreamBadResponse, UpstreamTimeout
@@ -11,6 +12,7 @@ from tollway.ledger.ledger import Finish, StoredResponse
 from tollway.ledger.records import Delivery, Usage
 from tollway.limits import Limits
 from tollway.outbound.client import UpstreamExchange
+from tollway.rate_limits.limiter import client_bucket
 from tollway.registry.metering import BASE, Measured, compute_cost, write_measured
 
 CALLER_WAIT_MS_MAX = 5_000
@@ -198,30 +200,40 @@ class MeteredBodies:
 
     def __init__(self, *, limits: Limits) -> None:
         self._copies_left = limits.metered_bodies_bytes_max // limits.metered_body_bytes_max
+        self._copies_scarce, self._copies_share = (self._copies_left - 1) // 2, self._copies_left // 4
+        self._held: Counter[str] = Counter()
 
-    def take_copy(self) -> "CopyReservation":
-        """Raises Refusal where no memory is left."""
-        if not self._copies_left:
+    def take_copy(self, client_address: str) -> "CopyReservation":
+        """Raises Refusal where no memory is left, and for an address that holds its share while half of the memory is taken: one caller of slow responses
+        refuses no other."""
+        client = client_bucket(client_address)
+        has_share = self._held[client] >= self._copies_share
+        if not self._copies_left or (has_share and self._copies_left <= self._copies_scarce):
             raise Refusal(COPIES_EXHAUSTED)
         self._copies_left -= 1
-        return CopyReservation(self)
+        self._held[client] += 1
+        return CopyReservation(self, client)
 
-    def give_back(self) -> None:
+    def give_back(self, client: str) -> None:
         self._copies_left += 1
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
 
 
 class CopyReservation:
     """The memory of one copy. `give_back` may be called more than once."""
 
-    __slots__ = ("_bodies",)
+    __slots__ = ("_bodies", "_client")
 
-    def __init__(self, bodies: MeteredBodies) -> None:
+    def __init__(self, bodies: MeteredBodies, client: str) -> None:
         self._bodies: MeteredBodies | None = bodies
+        self._client = client
 
     def give_back(self) -> None:
         bodies, self._bodies = self._bodies, None
         if bodies is not None:
-            bodies.give_back()
+            bodies.give_back(self._client)
 
 
 COPIES_EXHAUSTED = Problem(
