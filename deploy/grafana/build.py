@@ -118,6 +118,7 @@ BOOKS = Dashboard(
         Panel(title="Since the last backup", expression=f"time() - {_max('tollway_backup_last_seconds')}", unit="s", legend="backup", threshold=93_600, says="Absent on PostgreSQL.", runbook="BackupOld"),
         Panel(title="Stale secrets", expression=_max("tollway_secrets_stale"), unit="short", legend="stale", threshold=1, says="Sealed under an older secret key.", runbook="SecretsStale"),
         Panel(title="Hours of sales not written", expression=_max("tollway_sales_hours_behind"), unit="short", legend="hours", threshold=SALES_HOURS_BEHIND_MAX, says="Due and not written yet, or not written again. Sums of those hours are read from the calls meanwhile.", runbook=NO_RUNBOOK),
+        Panel(title="Metered responses by usage", expression=_rate("tollway_metered_responses_total", "usage"), unit="reqps", legend="{{usage}}", says="clamped: the formula gave more than the maximum; absent: the response stated no quantity; base: the upstream cut it.", runbook=NO_RUNBOOK),
         Panel(title="Events of webhooks", expression=_max("tollway_webhook_events", "state"), unit="short", legend="{{state}}", says="That wait for a delivery, and that were never delivered. Their owners see them with `tollway webhook list`.", runbook=NO_RUNBOOK),
     ),
 )  # fmt: skip
