@@ -263,6 +263,7 @@ async def test_kill_9_of_a_metered_stream_holds_the_maximum_or_takes_the_base(
             await cluster.call(gateway, api_id, f"/{next(_RUNS)}/kill/{point}", headers=headers)
         assert await gateway.wait_ended() == -signal.SIGKILL
         gateway = await line.gateway()
+        await line.pass_lease()
         await wait_recovered(cluster, gateway, [caller])
 
         async def find_call() -> Any:

@@ -1,4 +1,4 @@
-// The slip of one call: its request from the form, the payment that it carries, the toll ticket that is printed line by line, and the answer. All of it writes text, never markup.
+// The slip of one call: its request, its payment, the toll ticket and the answer. All of it writes text, never markup.
 
 const SHOWN_BYTES = 64 * 1024;
 const KEPT_BYTES = 64 * 1024 * 1024;
@@ -168,7 +168,7 @@ export function encode(content) {
 // ---- The payment that a call carries.
 
 /** @typedef {{ id: string, rail: "x402" | "tx", name: string, chainId: number, token: string | null, symbol: string, decimals: number, amount: string, price: string, payTo: string, explorer: string | null, network: object | null }} Way */
-/** @typedef {{ rail: "x402" | "tx" | "credit", state: "signing" | "sending" | "shown", request: CallRequest, key: string, from: string, way: Way, price: string, amount?: string, header?: string, transaction?: string, sentMs?: number, first?: string | null, isRedirected?: boolean }} Intent `first`: the hash by the wallet, where the reader has entered another one; null where none came */
+/** @typedef {{ rail: "x402" | "tx" | "credit", state: "signing" | "sending" | "shown", request: CallRequest, key: string, from: string, way: Way, price: string, amount?: string, header?: string, transaction?: string, sentMs?: number, first?: string | null, isRedirected?: boolean }} Intent `first`: the hash by the wallet beside an entered one */
 
 /** So long after a transfer was sent, it may be given up: a wallet can send it past the nodes that others see. */
 const GIVE_UP_MS = 5 * 60_000;
@@ -192,7 +192,7 @@ export function isOutdated(intent) {
   return !until || Number(until[1]) < Date.now() / 1000 + 5;
 }
 
-/** Tries another hash. The first one is kept: what was entered may be wrong, and the first may still move. @param {Intent} intent @param {string} hash */
+/** Tries another hash beside the first, which may still move. @param {Intent} intent @param {string} hash */
 export function enterHash(intent, hash) {
   if (hash === intent.first) restoreFirst(intent);
   if (hash === intent.transaction) return;
@@ -200,7 +200,7 @@ export function enterHash(intent, hash) {
   intent.transaction = hash;
 }
 
-/** Drops an entered hash for the first one, which may still move. Returns whether one was entered. @param {Intent} intent */
+/** Drops an entered hash. Returns whether one was entered. @param {Intent} intent */
 export function restoreFirst(intent) {
   if (intent.first === undefined) return false;
   intent.transaction = intent.first ?? undefined;
@@ -309,7 +309,7 @@ function toPath(text) {
   return text === "" || text.startsWith("/") || text.startsWith("?") ? text : "/" + text;
 }
 
-/** A query parameter by OpenAPI's `form` style: a list, a JSON list or one value. @param {string} name @param {string} text @param {boolean} isJson @param {boolean} isExploded */
+/** A query parameter in OpenAPI's `form` style. @param {string} name @param {string} text @param {boolean} isJson @param {boolean} isExploded */
 function toPairs(name, text, isJson, isExploded) {
   /** @type {unknown} */
   let value = text;
@@ -326,7 +326,7 @@ function toPairs(name, text, isJson, isExploded) {
   return isExploded ? value.map((one) => `${key}=${show(one)}`) : [`${key}=${value.map(show).join(",")}`];
 }
 
-/** Sends a request to the gateway, without cookies. The answer to a redirect is opaque: no status and no header. @param {string} apiId @param {CallRequest} request @param {Record<string, string>} more @returns {Promise<Response>} */
+/** Sends a request without cookies. A redirect is opaque. @param {string} apiId @param {CallRequest} request @param {Record<string, string>} more @returns {Promise<Response>} */
 export function sendCall(apiId, request, more) {
   return fetch(`/api/v2/gateway/${apiId}${request.target}`, {
     method: request.method,
@@ -349,16 +349,16 @@ export function readState(response) {
   return state === "none" || state === "charged" || state === "released" || state === "held" ? state : null;
 }
 
-/** Whether the gateway itself made an answer. A relayed one has `received-status`, in a header that only the gateway writes (RFC 9209). @param {Response} response */
+/** Whether the gateway itself made an answer: a relayed one has `received-status` (RFC 9209). @param {Response} response */
 export function isOfGateway(response) {
   const status = response.headers.get("proxy-status") ?? "";
   return readState(response) !== null && status.includes("; error=") && !status.includes("received-status");
 }
 
 /** @typedef {import("tollway:contract").components["schemas"]} Schemas */
-/** @typedef {Schemas["Problem"] & { payment?: Schemas["Terms"], confirmations?: number, confirmationsNeeded?: number }} Problem a problem with the members of a call: the terms of a 402, and the depth of a transaction */
+/** @typedef {Schemas["Problem"] & { payment?: Schemas["Terms"], confirmations?: number, confirmationsNeeded?: number }} Problem */
 
-/** A problem of the gateway; null for an answer of anything else, also where its type or body say otherwise. @param {Response} response @returns {Promise<Problem | null>} */
+/** A problem of the gateway; null for an answer of anything else. @param {Response} response @returns {Promise<Problem | null>} */
 export async function readProblem(response) {
   if (!isOfGateway(response) || response.headers.get("content-type") !== "application/problem+json") return null;
   try {
@@ -373,7 +373,7 @@ export async function readProblem(response) {
 const INTERNAL = { code: "internal_error" };
 const UNDECIDED = new Set([INTERNAL.code, "payment_outcome_unknown", "idempotency_in_progress", "payment_pending", "chain_unavailable", "storage_unavailable", "overloaded", "channel_busy", "upstream_unavailable", "upstream_unreachable", "rate_limited", "failed_call_budget_exhausted"]);
 
-/** Whether an answer says nothing of the payment: the gateway failed, or something else answered. @param {Problem | null} problem */
+/** Whether an answer says nothing of the payment. @param {Problem | null} problem */
 export const isInternal = (problem) => (problem ?? INTERNAL).code === INTERNAL.code;
 
 /** What became of the payment; null where the same payment must be sent again to know it. @param {Response} response @param {Problem | null} problem */
@@ -382,7 +382,7 @@ export function readOutcome(response, problem) {
   return problem !== null && UNDECIDED.has(problem.code) && response.status !== 402 ? null : readState(response);
 }
 
-/** Whether the end of this answer decides what the call costs: until then its maximum is held. @param {Response} response @param {Problem | null} problem */
+/** Whether the end of this answer decides the price. @param {Response} response @param {Problem | null} problem */
 export const isMeasuredLater = (response, problem) => problem === null && readState(response) === "held" && response.headers.has("tollway-price-max");
 
 /**
@@ -395,7 +395,7 @@ export function isNotPaid(status, problem, state) {
 }
 
 /**
- * Shows an answer as it comes, and brings it into view: JSON indented, other text as it is, anything else as a download.
+ * Shows an answer as it comes, in view: JSON indented, other text as it is, anything else as a download.
  * @param {Response} response @param {HTMLElement} place @param {Record<string, string>} words
  */
 export async function showAnswer(response, place, words) {

@@ -82,7 +82,7 @@ class TryPanel {
     if (!this.isBusy && this.readIntent() === null) this.showPrice();
   }
 
-  /** The button is dead for a moment after the page came to the front and after a flow: a click meant for something else must not pay. */
+  /** The button is dead for a moment: a click meant for something else must not pay. */
   rest() {
     this.button.disabled = true;
     clearTimeout(this.timer);
@@ -130,7 +130,7 @@ class TryPanel {
     return this.ways.find((way) => way.id === chosen) ?? this.ways[0];
   }
 
-  /** Whether a click leads to the code for programs: there is no wallet, and no payment that waits. */
+  /** Without a wallet and a waiting payment a click leads to the code for programs. */
   leadsToPrograms() {
     return this.hasNoWallet && !this.isBusy && this.readIntent() === null;
   }
@@ -373,7 +373,7 @@ class TryPanel {
     this.offerToAskAgain(intent);
   }
 
-  /** Removes what the ticket says of the steps before: an outcome or a new click replaces it. */
+  /** Removes what the ticket says of the steps before. */
   endNotes() {
     this.clock = undefined;
     this.slip.endNotes();
@@ -416,13 +416,13 @@ class TryPanel {
     else await showAnswer(response, this.answer, this.words);
   }
 
-  /** A metered call whose price is decided at the end of its answer. @param {Intent} intent */
+  /** The price is decided at the end of the answer. @param {Intent} intent */
   endStreamed(intent) {
     this.slip.note(this.say("measuring", intent.price));
     this.slip.stamp("held", this.words.HELD);
   }
 
-  /** What a metered call cost and gave back, beside its maximum. Returns what was charged. @param {Intent} intent @param {Response} response @param {string} state */
+  /** Shows what a metered call cost and gave back. Returns the cost. @param {Intent} intent @param {Response} response @param {string} state */
   showCost(intent, response, state) {
     const { way, amount } = intent;
     const cost = parse((response.headers.get("tollway-price") ?? "").split(" ")[0], way.decimals);
@@ -533,7 +533,7 @@ class TryPanel {
     return this.start();
   }
 
-  /** The first transfer, beside an entered one: where it is mined it pays, where it failed it moves nothing more. @param {Intent} intent @param {boolean | null} isSuccess */
+  /** The first transfer, beside an entered one. @param {Intent} intent @param {boolean | null} isSuccess */
   judgeFirst(intent, isSuccess) {
     if (isSuccess) restoreFirst(intent);
     else if (isSuccess === false) delete intent.first;
@@ -592,7 +592,7 @@ class TryPanel {
     sessionStorage.setItem(`${this.place} credit`, JSON.stringify({ transaction: intent.transaction, from: intent.from, way: intent.way, units: String(units), text }));
   }
 
-  /** Credit of the wallet that this tab does not know: of another tab, or of a transfer by a program. It pays the next call. */
+  /** Credit that this tab does not know pays the next call. */
   async lookForCredit() {
     const way = this.ways.find((one) => one.id === this.chosenWay()?.id && one.rail === "tx");
     if (!way) return;
@@ -620,12 +620,12 @@ class TryPanel {
     return credit && credit.way.id === way.id && BigInt(credit.units) >= BigInt(amount) ? credit : null;
   }
 
-  /** Units of the way's token as the page writes them. The words of an answer are never shown for an amount. @param {Way} way @param {string} amount @param {number} [calls] */
+  /** Units of the way's token as the page writes them. @param {Way} way @param {string} amount @param {number} [calls] */
   priceOf(way, amount, calls = 1) {
     return `${format(String(BigInt(amount) * BigInt(calls)), way.decimals)} ${way.symbol}`;
   }
 
-  /** A price as the button names it: of a metered call it is the maximum. @param {string} price */
+  /** Of a metered call the price is a maximum. @param {string} price */
   upTo(price) {
     return this.settings.isMetered ? this.say("upTo", price) : price;
   }

@@ -19,7 +19,7 @@ export function codeOf(error) {
   return error && typeof error === "object" && "code" in error ? Number(error.code) : null;
 }
 
-/** Calls `show` with the wallets, and again whenever one more announces itself: some are late, so this listens as long as the page lives.
+/** Calls `show` with the wallets, and again whenever one more announces itself.
  * @param {(wallets: Wallet[]) => void} show */
 export function watchWallets(show) {
   /** @type {Map<string, Wallet>} */
@@ -41,7 +41,7 @@ export function watchWallets(show) {
 
 /** @typedef {import("tollway:contract").components["schemas"]} Schemas */
 
-/** The gateway refused a request of a sign-in or of a session. The message is the detail of its problem; empty where another program answered. */
+/** The gateway refused a request. The message is the detail of its problem. */
 export class GatewayRefused extends Error {}
 
 /** The message to sign, from the gateway. A message for another site is shown to no wallet. Throws `GatewayRefused`, `WalletRefused`, or the error of `fetch`.
@@ -105,7 +105,7 @@ export class WalletRefused extends Error {
 /** @type {Wallet[] | null} */
 let known = null;
 
-/** The wallets of this browser. They announce late in some browsers, so the first call starts to listen and waits a moment. @returns {Promise<Wallet[]>} */
+/** The wallets of this browser. The first call waits a moment for them. @returns {Promise<Wallet[]>} */
 export async function findWallets() {
   if (known === null) {
     known = [];
@@ -159,7 +159,7 @@ export async function moveToChain(wallet, chain, onSilence) {
   await requireChain(wallet, chain);
 }
 
-/** The wallet must be on the chain: also at the moment of signing, not only when it was moved there. @param {Wallet} wallet @param {Chain} chain */
+/** The wallet must be on the chain at the moment of signing. @param {Wallet} wallet @param {Chain} chain */
 export async function requireChain(wallet, chain) {
   if ((await readChain(wallet)) !== chain.chainId) throw new WalletRefused("wrongChain");
 }
