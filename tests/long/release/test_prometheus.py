@@ -114,6 +114,7 @@ async def server(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         database_url=f"sqlite:///{folder}/books.sqlite3", settings=settings
     ) as gateway:
         listing = await PaidListing.open(cluster, [gateway])
+        metered_id = await cluster.publish(gateway, listing.provider, metering=METERING)
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(RULES.FOLDER / "alerts.yaml")],
@@ -136,7 +137,7 @@ async def server(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Asyn
             found = Server(cluster, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}/metrics")
             await found.wait_scrape()
             for number in range(ROUNDS):
-                await send_traffic(listing, caller, number)
+                await send_traffic(listing, caller, number, metered_id)
                 await found.wait_scrape()
             for command in (("audit",), ("backup", str(folder / "tollway.backup"))):
                 code, printed = await cluster.operate(gateway, *command)
@@ -150,7 +151,10 @@ async def server(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Asyn
             log.close()
 
 
-async def send_traffic(listing: PaidListing, caller: Any, number: int) -> None:
+METERING = {"parts": [{"unit": "byte", "unitPrice": "0.000001", "quantity": {"bytes": True}}]}
+
+
+async def send_traffic(listing: PaidListing, caller: Any, number: int, metered_id: str) -> None:
     cluster, (gateway,) = listing.cluster, listing.gateways
     tx_hash = await cluster.send_tokens(caller, listing.provider.address, 10**6)
     for position in range(CALLS_PER_ROUND):
@@ -159,6 +163,8 @@ async def send_traffic(listing: PaidListing, caller: Any, number: int) -> None:
         assert bought.status == 200, bought.body
         refused = await cluster.call(gateway, listing.api_id, path)
         assert refused.status == 402
+    metered = await cluster.call(gateway, metered_id, f"/echo/{number}", headers=plain(caller, tx_hash))
+    assert metered.status == 200, metered.body
     signed = await listing.sign(await cluster.wallet(), f"/echo/signed-{number}").send()
     assert signed.status == 200, signed.body
     assert (await cluster.send(gateway.base_url + "/api/v2/apis")).status == 200
