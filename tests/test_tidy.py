@@ -135,6 +135,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "webhooks/endpoints.py",
     ),
     "gateway/test_call_observer.py": ("gateway/phase_timer.py",),
+    "gateway/test_metered_calls.py": ("gateway/metered_response.py",),
     "gateway/test_proxy.py": ("gateway/messages.py",),
     "registry/test_draft.py": ("registry/header_names.py",),
     "contracts/test_history.py": ("storage/ledger/payment_list.py",),

@@ -25,7 +25,7 @@ from tests.kit.metered_gateway import (
 from tests.kit.upstream import Answerer, Arrived, hang_up, held, plain, raw
 from tests.kit.waits import until
 from tollway.errors import Refusal
-from tollway.gateway.response_body import Meter, MeteredBodies
+from tollway.gateway.metered_response import Meter, MeteredBodies
 from tollway.gateway.usage import UsageReader
 from tollway.ids import ListingId
 from tollway.ledger.ledger import Finish
@@ -141,7 +141,7 @@ async def test_a_head_request_has_used_nothing(gateway: MeteredGateway) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 402, 429, 500])
-async def test_an_answer_without_a_price_costs_nothing_whatever_it_reports(
+async def test_an_answer_without_a_price_costs_nothing_also_where_it_reports_a_use(
     gateway: MeteredGateway, status: int
 ) -> None:
     payment = await gateway.pay(CREDIT)

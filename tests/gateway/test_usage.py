@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tollway.gateway.usage import VALUES_MAX, EventReader, UsageReader, list_usage_headers, reads_json
+from tollway.gateway.usage import VALUES_MAX, EventReader, UsageReader, reads_json
 from tollway.limits import DEFAULT_LIMITS, KIB, Limits
 from tollway.money import Price
 from tollway.registry.metering import (
@@ -19,6 +19,7 @@ from tollway.registry.metering import (
     Quantities,
     QuantitySource,
     compute_cost,
+    list_usage_headers,
     parse_unit_price,
 )
 

@@ -146,6 +146,7 @@ class InProcessGateway:
     call_log: CallLog = "failures"
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
     """The seconds that a call waits for its body and for others."""
+    transaction_rail_kind: type[TransactionRail] = TransactionRail
 
     def __init__(
         self,
@@ -300,7 +301,7 @@ class InProcessGateway:
             networks=networks,
             prove_wallet=self._prove_wallet,
         )
-        self.transaction_rail = TransactionRail(
+        self.transaction_rail = self.transaction_rail_kind(
             ledger=self.ledger,
             transaction_verifier=self.transaction_verifier,
             idempotency=self.idempotency,

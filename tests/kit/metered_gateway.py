@@ -1,6 +1,6 @@
 """A gateway that sells metered calls, and formulas for them. `tests.kit.metering` has the formula of a chat."""
 
-from tests.kit.gateway import PUBLIC_URL, InProcessGateway
+from tests.kit.gateway import InProcessGateway
 from tollway.gateway.access import ActiveCall
 from tollway.gateway.idempotency import Repeat
 from tollway.gateway.messages import ProxyRequest
@@ -47,15 +47,4 @@ class ObservedRail(TransactionRail):
 
 class MeteredGateway(InProcessGateway):
     transaction_rail: ObservedRail
-
-    def _make_rails(self, is_bound_required: bool) -> None:
-        super()._make_rails(is_bound_required)
-        self.transaction_rail = ObservedRail(
-            ledger=self.ledger,
-            transaction_verifier=self.transaction_verifier,
-            idempotency=self.idempotency,
-            limits=self.limits,
-            origin=PUBLIC_URL,
-            is_bound_required=is_bound_required,
-            clock=self.claim_clock,
-        )
+    transaction_rail_kind = ObservedRail

@@ -26,6 +26,7 @@ from tollway.gateway.body import too_large
 from tollway.gateway.circuit_breaker import CircuitBreaker
 from tollway.gateway.headers import caller_headers, forward_fields, proxy_status, render_fields
 from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyResponse
+from tollway.gateway.metered_response import CopyReservation, Meter, MeteredBodies, price_header
 from tollway.gateway.problems import (
     OUTCOME_UNKNOWN,
     UPSTREAM_PAYMENT_REQUIRED,
@@ -40,17 +41,8 @@ from tollway.gateway.request_signing import (
     forwards_idempotency_key,
     name_call,
 )
-from tollway.gateway.response_body import (
-    CopyReservation,
-    Meter,
-    MeteredBodies,
-    ResponseRecorder,
-    UpstreamBody,
-    build_finish,
-    price_header,
-    read_first,
-)
-from tollway.gateway.usage import UsageReader, list_usage_headers, reads_json
+from tollway.gateway.response_body import ResponseRecorder, UpstreamBody, build_finish, read_first
+from tollway.gateway.usage import UsageReader, reads_json
 from tollway.ledger.ledger import Claimed, Close, Closed, Fenced, Finish, StoredResponse
 from tollway.ledger.records import CallState, Delivery, Usage
 from tollway.limits import Limits
@@ -59,6 +51,7 @@ from tollway.outbound.http1 import format_fields
 from tollway.payments.settlement import Undecided
 from tollway.rate_limits.limiter import client_bucket
 from tollway.registry.listing import is_charged
+from tollway.registry.metering import list_usage_headers
 from tollway.registry.quality import QualityTally, classify, cost_bucket
 
 _BODILESS = frozenset({204, 304})

@@ -21,7 +21,7 @@ from tollway.gateway.target import (
     other_readings,
 )
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
-from tollway.payments.pricing import OperationPrice
+from tollway.payments.pricing import OperationPrice, price_operation
 from tollway.registry.listing import (
     CatalogEntry,
     Listing,
@@ -34,7 +34,6 @@ from tollway.registry.listing import (
 )
 from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument, walk_operations
 from tollway.registry.paths import PathTree, filter_by_method, find_most_specific, loose_path, normal_path
-from tollway.registry.quality import number_operation
 
 REQUEST_SCHEMAS_MAX = 1_000
 
@@ -295,15 +294,7 @@ class Router:
         key = index if operation is None else (index, operation.method, operation.path)
         found = self._prices.find(entry.listing, key)
         if found is None or found.terms is not version:
-            priced = version if operation is None else operation
-            formulas = () if priced.metering is None else (priced.metering,)
-            number = 0
-            if formulas:
-                number = number_operation(
-                    *("", "") if operation is None else (operation.method, operation.path)
-                )
-            price = OperationPrice(terms=version, price=priced.price, formulas=formulas, operation=number)
-            found = self._prices.put(entry.listing, key, price)
+            found = self._prices.put(entry.listing, key, price_operation(version, operation))
         return found
 
     def _find_old_description(

@@ -143,17 +143,6 @@ class UsageReader:
         return None if pointer is None else self._found.get(pointer)
 
 
-def list_usage_headers(formulas: Iterable[Metering], *, is_hidden_only: bool = False) -> frozenset[bytes]:
-    """The names of the response headers that report a quantity, in lower case. `is_hidden_only`: those that no caller gets."""
-    return frozenset(
-        part.source.header.lower().encode()
-        for formula in formulas
-        if not (is_hidden_only and formula.shows_header)
-        for part in formula.parts
-        if part.source.header is not None
-    )
-
-
 def reads_json(formulas: Iterable[Metering]) -> bool:
     """Whether a quantity stands in a JSON body, so that the body is copied."""
     return any(part.source.json is not None for formula in formulas for part in formula.parts)

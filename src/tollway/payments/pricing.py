@@ -17,8 +17,9 @@ from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, Network
 from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price
-from tollway.registry.listing import SETTLEMENT_MARGIN_S, ChargeOn, Terms, payable_assets
+from tollway.registry.listing import SETTLEMENT_MARGIN_S, ChargeOn, Operation, Terms, payable_assets
 from tollway.registry.metering import FORMULAS_MAX, Metering
+from tollway.registry.quality import number_operation
 
 REQUIREMENTS_KEPT = 10_000
 
@@ -33,6 +34,20 @@ class OperationPrice:
     formulas: tuple[Metering, ...] = ()
     operation: int = 0
     """The number of the priced operation in the quality of its listing."""
+
+
+def price_operation(terms: Terms, operation: Operation | None) -> OperationPrice:
+    """The price of an operation in a version of the terms; of None that of the listing. An operation has its own formula, or none."""
+    priced = terms if operation is None else operation
+    if priced.metering is None:
+        return OperationPrice(terms=terms, price=priced.price)
+    method, path = ("", "") if operation is None else (operation.method, operation.path)
+    return OperationPrice(
+        terms=terms,
+        price=priced.price,
+        formulas=(priced.metering,),
+        operation=number_operation(method, path),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

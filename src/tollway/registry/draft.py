@@ -30,8 +30,8 @@ from tollway.registry.listing import (
     payable_assets,
 )
 from tollway.registry.listing_fields import FIELDS
-from tollway.registry.metering import Metering
-from tollway.registry.metering_body import list_usage_headers, read_metering
+from tollway.registry.metering import Metering, list_usage_headers
+from tollway.registry.metering_body import read_metering
 from tollway.registry.openapi import DOCUMENT_OPERATIONS_MAX, count_operations
 from tollway.registry.paths import find_path_fault, path_shape
 from tollway.registry.text import (
@@ -545,9 +545,9 @@ def _check_between_members(
             yield "upstreamAuth", (("endpoint",), "endpoint", detail)
     operations: tuple[Operation, ...] = values.get("operations", ())
     formulas = (values.get("metering"), *(one.metering for one in operations))
-    usage = list_usage_headers(formulas)
+    usage = list_usage_headers(one for one in formulas if one is not None)
     for name in values.get("forward_headers", ()):
-        if name.lower() in usage:
+        if name.lower().encode() in usage:
             detail = f"{name} reports a quantity of metering: no caller may send it to the upstream"
             yield "forwardHeaders", (("forwardHeaders",), "conflict", detail)
     is_document_valid = "openapi" in values or "openapi" not in body

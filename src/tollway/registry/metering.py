@@ -8,7 +8,7 @@ The JSON form of a formula is public, and the ledger stores it with each call (`
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
@@ -61,6 +61,17 @@ class Metering:
     absent: Literal["max", "base"]
     shows_header: bool
     parts: tuple[MeteredPart, ...]
+
+
+def list_usage_headers(formulas: Iterable[Metering], *, is_hidden_only: bool = False) -> frozenset[bytes]:
+    """The names of the response headers that report a quantity, in lower case. `is_hidden_only`: those that no caller gets."""
+    return frozenset(
+        part.source.header.lower().encode()
+        for formula in formulas
+        if not (is_hidden_only and formula.shows_header)
+        for part in formula.parts
+        if part.source.header is not None
+    )
 
 
 Quantities = tuple[int, ...]

@@ -1,7 +1,6 @@
 """The member `metering` of a listing's body, and of a priced operation: its model, its rules and all its errors at once. Pure."""
 
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, Strict
@@ -56,12 +55,6 @@ def read_metering(value: object, *, maximum: Price | None) -> Metering | None:
         raise value_errors(errors)
     body = checked.model
     return Metering(base=body.base, absent=body.absent, shows_header=body.show, parts=body.parts)
-
-
-def list_usage_headers(formulas: Iterable[Metering | None]) -> dict[str, str]:
-    """The names of the headers that report a quantity, by their lower case."""
-    named = (part.source.header for one in formulas if one is not None for part in one.parts)
-    return {name.lower(): name for name in named if name is not None}
 
 
 def _read_object(value: object) -> dict[str, Any]:

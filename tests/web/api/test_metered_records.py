@@ -94,7 +94,10 @@ ROWS: list[tuple[CallRecord, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "members", "state", "amount"), ROWS)
+each_row = pytest.mark.parametrize(("call", "members", "state", "amount"), ROWS)
+
+
+@each_row
 def test_a_record_names_the_price_its_maximum_and_the_quantities(
     call: CallRecord, members: dict[str, Any], state: str, amount: str
 ) -> None:
@@ -103,7 +106,7 @@ def test_a_record_names_the_price_its_maximum_and_the_quantities(
     assert (record["payment"]["state"], record["payment"]["amount"]) == (state, amount)
 
 
-@pytest.mark.parametrize(("call", "members", "state", "amount"), ROWS)
+@each_row
 def test_the_file_has_the_same_values(
     call: CallRecord, members: dict[str, Any], state: str, amount: str
 ) -> None:

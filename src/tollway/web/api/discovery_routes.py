@@ -36,7 +36,7 @@ from tollway.gateway.target import match_operation
 from tollway.ids import Address, ListingId, Network, format_network, parse_network
 from tollway.limits import MIB
 from tollway.money import UNITS_MAX, Asset
-from tollway.payments.pricing import OperationPrice, PaymentRequirement, current_requirements
+from tollway.payments.pricing import PaymentRequirement, current_requirements, price_operation
 from tollway.registry.catalog import ListingPage, ListingQuery, NetworkCurrency
 from tollway.registry.listing import Listing, RevisionCache, payable_assets
 from tollway.registry.metering import OfferedPrice
@@ -228,12 +228,7 @@ def _list_requirements(context: WebContext, listing: Listing) -> tuple[PaymentRe
     operation = match_operation(listing.operations, entry.method, entry.path)
     if isinstance(operation, Problem):
         return ()
-    priced = listing if operation is None else operation
-    operation_price = OperationPrice(
-        terms=listing.current_terms(since_ms=listing.updated_ms),
-        price=priced.price,
-        formulas=() if priced.metering is None else (priced.metering,),
-    )
+    operation_price = price_operation(listing.current_terms(since_ms=listing.updated_ms), operation)
     return current_requirements(operation_price, context.rules, timeout_s=listing.timeout_s)
 
 
