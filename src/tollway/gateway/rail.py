@@ -40,6 +40,7 @@ from tollway.gateway.routing import Route
 from tollway.gateway.target import PATH_LENGTH_MAX
 from tollway.identity.signatures import KEY_SIGNATURE_BYTES
 from tollway.ids import Address, CallId, TxHash, format_id
+from tollway.ledger.channels import CeilingMismatch, ChannelBusy, ChannelClosed, ChannelFull
 from tollway.ledger.ledger import (
     AuthorizationTaken,
     Claim,
@@ -384,6 +385,8 @@ async def explain_claim(outcome: ClaimOutcome, claim: Claim, asset: Asset | None
             return NOT_COVERED
         case Exhausted() | InDebt() | Claimed() | KeyTaken() | RepeatsOpenCall():
             raise AssertionError("the rail handles a free claim, a granted claim and a repeat itself")
+        case ChannelBusy() | CeilingMismatch() | ChannelClosed() | ChannelFull():
+            raise AssertionError("the rail of channels handles the refusals of a channel itself")
         case _:
             assert_never(outcome)
 

@@ -21,11 +21,13 @@ from typing import Protocol
 
 from tollway.audit_log import AuditOrigin
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.channels import Channel, ChannelClaim, ChannelFacts, ChannelRefusal
 from tollway.ledger.records import (
     Authorization,
     AuthorizationKey,
     AuthorizedCall,
     CallState,
+    ChannelConfig,
     Cover,
     Delivery,
     KeyedCall,
@@ -223,6 +225,7 @@ class Claim:
     `authorization`: pays this call instead of a payment, with its `cover`. Its amount is exactly `price_units`.
     `client_network`: a keyed hash of the network of the request.
     `metering`: the formulas of a metered call (`registry.metering.write_formulas`), whose maximum is `price`.
+    `channel`: the voucher that pays this call; with the `authorization` of a deposit where the channel has too little, and then that moves more than the price.
     `is_separate_call`: opens a new call although the same request has an open one, because that call could not be reopened.
     """
 
@@ -255,6 +258,7 @@ class Claim:
     client_network: bytes | None = None
     is_separate_call: bool = False
     metering: str | None = None
+    channel: ChannelClaim | None = None
 
 
 @per_call_record
@@ -337,7 +341,9 @@ class NotCovered:
 
 
 Refusal = Exhausted | NonceUsed | PlainEnded | Unspendable | InDebt | UnfinalLimit | NotFirst
-ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered | KeyTaken | RepeatsOpenCall
+ClaimOutcome = (
+    Claimed | Refusal | AuthorizationTaken | NotCovered | ChannelRefusal | KeyTaken | RepeatsOpenCall
+)
 
 
 @per_call_record
@@ -383,10 +389,11 @@ class Close:
 class Closed:
     """A written close. `remaining_units`: the credit left on the claimed payment; None for a free call. `is_reorged`: the payment left its chain before, so
     a charged call is a debt. `moved_ms`: when the state was written; None where the statement does not return it, which is never so for
-    a call that an authorisation pays."""
+    a call that an authorisation pays. `announced`: the announced sum of the channel after the end of this call; None for another call."""
 
     remaining_units: int | None
     is_reorged: bool = False
+    announced: int | None = None
     moved_ms: int | None = field(default=None, compare=False, repr=False)
 
 
@@ -587,6 +594,24 @@ class Ledger(SettlementLedger, Protocol):
         """Ends an `unknown` call as its provider decides: `released` or `consumed`. Returns the new state; None where the call is not `unknown`.
         `consumed` for a call whose authorisation has not moved its money is `settling`, and the call is orphaned: settlement recovery
         settles it, and it ends `consumed` only with the transfer."""
+        ...
+
+
+class ChannelLedger(Protocol):
+    """The channels: what is on their chain, and what their calls have taken."""
+
+    async def find_channel(self, chain_id: ChainId, channel_id: bytes) -> Channel | None: ...
+
+    async def open_channel(
+        self, chain_id: ChainId, channel_id: bytes, config: ChannelConfig, facts: ChannelFacts, *, now_ms: int
+    ) -> Channel:
+        """The channel in the ledger; added where it is not there yet. A new one begins with the claimed sum of the chain as its announced sum."""
+        ...
+
+    async def renew_channel(self, key: int, facts: ChannelFacts, *, now_ms: int) -> Channel:
+        """Writes what the chain says of a channel, in one durable commit; nothing where an earlier block says it than the one that is written. A balance below what the
+        calls of the channel hold makes the newest of them `reorged`, until the rest is covered; a higher one makes them `consumed` again, the oldest
+        first. A withdrawal in sight closes the channel to calls, until it has ended."""
         ...
 
 

@@ -75,6 +75,7 @@ class Rail(StrEnum):
     CREDIT = "credit"  # every later call of a payment
     X402 = "x402"  # an authorisation, settled after the response of the upstream
     MPP = "mpp"  # an authorisation in the MPP dialect
+    CHANNEL = "channel"  # a voucher over a channel
 
 
 AUTHORIZED_RAILS = frozenset({Rail.X402, Rail.MPP})
@@ -259,11 +260,35 @@ class AuthorizationKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelConfig:
+    """The members of a channel, which its id is the hash of. `payer_authorizer`: signs the vouchers. `receiver_authorizer`: signs the claims, a key of
+    this gateway. `withdraw_delay`: seconds from the begin of a withdrawal to its end."""
+
+    payer: Address
+    payer_authorizer: Address
+    receiver: Address
+    receiver_authorizer: Address
+    token: Address
+    withdraw_delay: int
+    salt: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelDeposit:
+    """What an authorisation pays into: a channel. `salt`: 32 bytes, of the authorisation's nonce."""
+
+    config: ChannelConfig
+    channel_id: bytes
+    salt: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Authorization:
-    """A signed `TransferWithAuthorization` (EIP-3009). `base_units`: of the token; times in unix seconds.
+    """A signed `TransferWithAuthorization` (EIP-3009), or the `ReceiveWithAuthorization` of a deposit. `base_units`: of the token; times in unix seconds.
 
     `signature`: as it was presented, also in the wrapper of a wallet that is not deployed (ERC-6492): the transaction is built from it.
-    `challenge_id`: the id of the MPP challenge, which the receipt names; empty in other dialects.
+    `challenge_id`: the id of the MPP challenge, which the receipt names; empty in other dialects. `deposit`: of a deposit, whose payee is the collector
+    of the channel contract; its call costs less than it moves.
     """
 
     chain_id: ChainId
@@ -277,6 +302,7 @@ class Authorization:
     signature: bytes = field(repr=False)
     dialect: Dialect
     challenge_id: str = ""
+    deposit: ChannelDeposit | None = None
     key: AuthorizationKey = field(
         init=False, repr=False, compare=False
     )  # a field, because every step reads it

@@ -1,0 +1,183 @@
+"""Channels in the ledger: an escrow of one payer for one payee, on one chain in one token, which pays many calls (x402 `batch-settlement`). Pure.
+
+The escrow is a contract. A deposit raises its balance, and each call shows a voucher: the payer's signature over the cumulative sum that the payee may
+claim. The ledger has the balance in a payment row of its own: `value_units` is the balance, `taken_units` the sum of what calls owe, and the calls move
+as calls of every other payment do. This module adds what vouchers need:
+
+    announced    what the clients of the channel know of as charged; never falls
+    ceiling      the cumulative sum of a voucher: announced + the maximum of its call
+    published    the highest ceiling that stood in a transaction of the gateway; such a voucher buys nothing
+
+Laws, at rest: totalClaimed <= taken <= announced <= ceiling of the candidate, and taken <= balance. The head of a call charges what `taken` exceeds
+`announced` by: a stream charges its maximum at its head, and the following calls charge less until the two are equal again.
+
+One call at a time: the claim reserves the channel for its call, and the end of that call ends the reservation. A call of unknown outcome keeps its
+reservation until it is released; the next voucher releases it. Amounts are base units of the token, which has at most `LEDGER_DECIMALS_MAX`
+decimals, so they are ledger units too.
+Source: x402 specification, schemes/batch-settlement (EVM).
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tollway.ids import CallId, ChainId
+from tollway.ledger.records import CallState, ChannelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voucher:
+    """A signed cumulative maximum. `ceiling`: base units; `signature`: 65 bytes, of the payer's authorizer."""
+
+    ceiling: int
+    signature: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFacts:
+    """A channel on its chain, at one block. `balance`: all deposits less refunds and withdrawals; claims do not lower it. `withdrawal_since_s`: unix
+    seconds of the begin of a pending withdrawal, 0 without one."""
+
+    balance: int
+    total_claimed: int
+    refund_nonce: int
+    withdrawal_amount: int
+    withdrawal_since_s: int
+    block_number: int
+
+
+class ChannelState(StrEnum):
+    """The state of a channel. `open`: takes calls. `withdrawing`: a withdrawal is in sight. `draining`: no listing can use it any more, or it is older than the
+    last restore; it is claimed and refunded."""
+
+    OPEN = "open"
+    WITHDRAWING = "withdrawing"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """A channel in the ledger. `key`: the number of its row. `payment_id`: the payment row that has its balance.
+
+    `balance_units`: the deposits that count, less refunds and withdrawals. `taken_units`: what calls owe, and what was claimed before the first of them. Both
+    are those of the payment, and `start_units`. `spent`: the newest voucher whose ceiling is announced, which a claim may show; `waiting`: the voucher that
+    becomes `spent` once its ceiling is announced; `candidate`: the newest voucher. `published`: see the module. `reserved_call`: the call that
+    has the channel, with its state. `facts`: the chain as it was read last; the balance of the payment may be newer."""
+
+    key: int
+    id: bytes
+    chain_id: ChainId
+    config: ChannelConfig
+    payment_id: int
+    start_units: int
+    balance_units: int
+    taken_units: int
+    announced: int
+    published: int
+    spent: Voucher | None
+    waiting: Voucher | None
+    candidate: Voucher | None
+    facts: ChannelFacts
+    state: ChannelState
+    reserved_call: CallId | None
+    reserved_state: CallState | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelClaim:
+    """What a claim shows of a channel. `deposit_units`: the deposit that settles with the call; 0 for a voucher alone. `unclaimed_max`: how much one payer may
+    owe beyond what is claimed on the chain, on this channel, after this call."""
+
+    channel_id: bytes
+    voucher: Voucher
+    deposit_units: int
+    unclaimed_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelBusy:
+    """A refused claim: another call has the channel. Nothing changed. `state`: `forwarding` or `settling`: wait; `unknown`: release that call, then claim
+    again."""
+
+    call_id: CallId
+    state: CallState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CeilingMismatch:
+    """A refused claim: the ceiling is not the announced sum and the price, or the balance does not cover it. Nothing changed. The payer signs again over money
+    that is already there."""
+
+    channel: Channel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelClosed:
+    """A refused claim: the channel takes no call now. Nothing changed."""
+
+    state: ChannelState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFull:
+    """A refused claim: what this payer owes beyond the claimed sum would exceed its maximum until the next claim. Nothing changed."""
+
+    unclaimed_units: int
+
+
+ChannelRefusal = ChannelBusy | CeilingMismatch | ChannelClosed | ChannelFull
+
+
+def decide_voucher(channel: Channel, shown: ChannelClaim, *, price_units: int) -> ChannelRefusal | None:
+    """Why a claim on a locked channel is refused; None: it is granted. `price_units`: the maximum of the call."""
+    if channel.state is not ChannelState.OPEN:
+        return ChannelClosed(state=channel.state)
+    if channel.reserved_call is not None and channel.reserved_state is not None:
+        return ChannelBusy(call_id=channel.reserved_call, state=channel.reserved_state)
+    ceiling = shown.voucher.ceiling
+    is_covered = channel.facts.total_claimed < ceiling <= channel.balance_units + shown.deposit_units
+    if ceiling - channel.announced != price_units or not is_covered:
+        return CeilingMismatch(channel=channel)
+    unclaimed_units = channel.taken_units - channel.facts.total_claimed + price_units
+    if unclaimed_units > shown.unclaimed_max:
+        return ChannelFull(unclaimed_units=unclaimed_units)
+    return None
+
+
+def announce_charge(channel: Channel, *, taken_units: int) -> int:
+    """The announced sum after a head that charges its call. `taken_units`: with what that call owes. The head charges the difference."""
+    return max(channel.announced, taken_units)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vouchers:
+    spent: Voucher | None
+    waiting: Voucher | None
+    candidate: Voucher | None
+
+
+def store_voucher(vouchers: Vouchers, new: Voucher, *, announced: int) -> Vouchers:
+    """The vouchers after a granted claim. A voucher whose ceiling is announced becomes `spent`; of those that are not, the lowest waits, so that a metered
+    channel, whose newest ceiling is always ahead, still has one to claim with."""
+    spent, waiting, candidate = vouchers.spent, vouchers.waiting, vouchers.candidate
+    if waiting is not None and waiting.ceiling <= announced:
+        spent, waiting = waiting, None
+    if candidate is not None and candidate.ceiling <= announced:
+        spent, waiting = candidate, None
+    elif waiting is None:
+        waiting = candidate
+    return Vouchers(spent=spent, waiting=waiting, candidate=new)
+
+
+def claimable_units(channel: Channel, *, open_units: int) -> tuple[int, Voucher] | None:
+    """What a claim may show of the channel: the cumulative sum, and the voucher that covers it; None where there is nothing to claim. `open_units`: the
+    maxima of calls whose end is not known."""
+    covered = [
+        one
+        for one in (channel.spent, channel.waiting, channel.candidate)
+        if one is not None and one.ceiling <= channel.announced
+    ]
+    if not covered:
+        return None
+    voucher = max(covered, key=lambda one: one.ceiling)
+    total = min(channel.taken_units - open_units, voucher.ceiling)
+    return (total, voucher) if total > channel.facts.total_claimed else None
