@@ -68,6 +68,7 @@ class Code(StrEnum):
     API_PAUSED = "api_paused"
     UPSTREAM_UNAVAILABLE = "upstream_unavailable"
     OVERLOADED = "overloaded"
+    CHANNEL_BUSY = "channel_busy"
     UPSTREAM_TIMEOUT = "upstream_timeout"
     LOOP_DETECTED = "loop_detected"
 

@@ -163,11 +163,12 @@ Outcome = ProxyResponse | ProblemResponse | Disconnected
 
 
 class CallRefused(Refusal):
-    """A refusal whose response has more than its problem: the quote of a 402, or the headers of a claimed call."""
+    """A refusal whose response has more than its problem: the headers of a claimed call. `is_corrective`: its headers are terms of their own, for a channel, so
+    that it gets no quote."""
 
     def __init__(
-        self, problem: Problem, *, quote: Quote | None = None, headers: Headers | None = None
+        self, problem: Problem, *, headers: Headers | None = None, is_corrective: bool = False
     ) -> None:
         super().__init__(problem)
-        self.quote = quote
         self.headers: Headers = headers or []
+        self.is_corrective = is_corrective

@@ -197,7 +197,9 @@ def explain_quoted(refusal: Refusal, quote: Quote, request: ProxyRequest) -> Pro
     is_quoted = may_quote(problem)
     if problem.code is Code.PAYMENT_MALFORMED:
         is_quoted = _has_credential(request)
-    headers = refusal.headers if isinstance(refusal, CallRefused) else []
+    headers: Headers = []
+    if isinstance(refusal, CallRefused):
+        headers, is_quoted = refusal.headers, is_quoted and not refusal.is_corrective
     return ProblemResponse(problem=problem, quote=quote if is_quoted else None, headers=headers)
 
 

@@ -641,7 +641,7 @@ def call_headers(payment: CallPayment, state: str, remaining_units: int | None =
     if remaining_units is not None:
         credit = payment.asset.format_units(remaining_units)
         headers.append((b"tollway-credit-remaining", f"{credit} {payment.currency}".encode()))
-    receipt = payment.write_receipt() if state == "charged" else None
+    receipt = payment.write_receipt() if state in payment.receipt_states else None
     if receipt is not None:
         headers.append(receipt)
     return headers

@@ -224,6 +224,11 @@ class CallPayment(ABC):
         self.is_verified = False
         self.upstream_status: int | None = None
 
+    @property
+    def receipt_states(self) -> tuple[str, ...]:
+        """The payment states in which the response has a receipt. A channel tells its charge also while the price of a stream is held."""
+        return ("charged",)
+
     @abstractmethod
     async def check(self) -> None:
         """Runs the checks that do not need the body, before it is read. Raises Refusal, ChainUnavailable, StorageUnavailable."""

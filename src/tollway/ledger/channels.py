@@ -84,11 +84,12 @@ class Channel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelClaim:
-    """What a claim shows of a channel. `deposit_units`: the deposit that settles with the call; 0 for a voucher alone. `unclaimed_max`: how much one payer may
+    """What a claim shows of a channel. `step_units`: what the voucher adds to the announced sum, a maximum of the terms; the call may cost less. `deposit_units`: the deposit that settles with the call; 0 for a voucher alone. `unclaimed_max`: how much one payer may
     owe beyond what is claimed on the chain, on this channel, after this call."""
 
     channel_id: bytes
     voucher: Voucher
+    step_units: int
     deposit_units: int
     unclaimed_max: int
 
@@ -128,14 +129,14 @@ ChannelRefusal = ChannelBusy | CeilingMismatch | ChannelClosed | ChannelFull
 
 
 def decide_voucher(channel: Channel, shown: ChannelClaim, *, price_units: int) -> ChannelRefusal | None:
-    """Why a claim on a locked channel is refused; None: it is granted. `price_units`: the maximum of the call."""
+    """Why a claim on a locked channel is refused; None: it is granted. `price_units`: the maximum of the call, at most `step_units`."""
     if channel.state is not ChannelState.OPEN:
         return ChannelClosed(state=channel.state)
     if channel.reserved_call is not None and channel.reserved_state is not None:
         return ChannelBusy(call_id=channel.reserved_call, state=channel.reserved_state)
     ceiling = shown.voucher.ceiling
     is_covered = channel.facts.total_claimed < ceiling <= channel.balance_units + shown.deposit_units
-    if ceiling - channel.announced != price_units or not is_covered:
+    if ceiling - channel.announced != shown.step_units or not is_covered:
         return CeilingMismatch(channel=channel)
     unclaimed_units = channel.taken_units - channel.facts.total_claimed + price_units
     if unclaimed_units > shown.unclaimed_max:

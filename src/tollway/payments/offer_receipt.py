@@ -12,7 +12,6 @@ from tollway.ids import Address, ChainId, TxHash, format_network
 from tollway.payments.call_receipt import VERSION, Sign, sign_x402_receipt, x402_digest
 from tollway.payments.payment_required import TemplateSlot
 from tollway.payments.pricing import PaymentRequirement
-from tollway.payments.x402 import SCHEME
 
 OFFER_RECEIPT = "offer-receipt"
 
@@ -37,7 +36,7 @@ def sign_offers(
         offer: dict[str, str | int] = {
             "version": VERSION,
             "resourceUrl": resource_url,
-            "scheme": SCHEME,
+            "scheme": requirement.scheme,
             "network": requirement.network,
             "asset": str(requirement.asset.token),
             "payTo": str(requirement.pay_to),

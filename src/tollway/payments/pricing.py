@@ -74,8 +74,20 @@ def find_lowest_price(
     ten minutes before that block. None for a later call. Returns None when no version in that time has a price in this currency.
     """
     moment_ms = now_ms if first_call_block_s is None else min(now_ms, first_call_block_s * 1000)
-    since_ms = moment_ms - limits.price_memory_s * 1000
-    counting = [
+    counting = list_counting_prices(operation_prices, asset, now_ms=moment_ms, limits=limits)
+    if not counting:
+        return None
+    lowest = min(counting, key=lambda operation_price: operation_price.price.nano)
+    formulas = dict.fromkeys(formula for operation_price in counting for formula in operation_price.formulas)
+    return replace(lowest, formulas=tuple(formulas)[:FORMULAS_MAX]) if formulas else lowest
+
+
+def list_counting_prices(
+    operation_prices: Sequence[OperationPrice], asset: Asset, *, now_ms: int, limits: Limits
+) -> list[OperationPrice]:
+    """The paid prices in `asset`'s currency that were in force on its network within the last ten minutes, in their order."""
+    since_ms = now_ms - limits.price_memory_s * 1000
+    return [
         operation_price
         for operation_price in operation_prices
         if operation_price.terms.currency == asset.symbol
@@ -83,11 +95,6 @@ def find_lowest_price(
         and not operation_price.price.is_free
         and operation_price.terms.is_in_force_since(since_ms)
     ]
-    if not counting:
-        return None
-    lowest = min(counting, key=lambda operation_price: operation_price.price.nano)
-    formulas = dict.fromkeys(formula for operation_price in counting for formula in operation_price.formulas)
-    return replace(lowest, formulas=tuple(formulas)[:FORMULAS_MAX]) if formulas else lowest
 
 
 def _sets_price_on(terms: Terms, chain_id: ChainId) -> bool:
@@ -169,8 +176,18 @@ def does_credit_count(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelOffer:
+    """The terms of a channel (x402 `batch-settlement`). `authorizer`: the receiver's authorizer, a key of this gateway. `deposit_min`: the deposit that the offer
+    asks for, in base units. `withdraw_delay`: seconds."""
+
+    authorizer: Address
+    withdraw_delay: int
+    deposit_min: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentRequirement:
-    """One way to pay for a call by authorisation. `units`: ledger units. `asset.domain` is never None.
+    """One way to pay for a call by authorisation, or over a channel (`channel`). `units`: ledger units; over a channel the maximum. `asset.domain` is never None.
 
     `charge_on`: the rule of the version that the price comes from. `max_timeout_s`: how long from now the authorisation must be
     valid.
@@ -182,10 +199,16 @@ class PaymentRequirement:
     pay_to: Address
     charge_on: ChargeOn
     max_timeout_s: int
+    channel: ChannelOffer | None = None
 
     @property
     def base_units(self) -> int:
         return self.asset.to_base_units(self.units)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of x402."""
+        return "exact" if self.channel is None else "batch-settlement"
 
     @property
     def network(self) -> Network:

@@ -235,19 +235,30 @@ def resource_json(resource: Resource) -> dict[str, Any]:
 
 def requirement_json(requirement: PaymentRequirement) -> dict[str, Any]:
     """`PaymentRequirements` of version 2."""
+    extra: dict[str, Any] = dict(domain_json(requirement))
+    offer = requirement.channel
+    if offer is not None:
+        # `withdrawDelay` is a JSON number: clients replace a string by their own default, and compute another channel.
+        extra |= {
+            "minDeposit": str(offer.deposit_min),
+            "receiverAuthorizer": str(offer.authorizer),
+            "withdrawDelay": offer.withdraw_delay,
+        }
     return {
-        "scheme": SCHEME,
+        "scheme": requirement.scheme,
         "network": requirement.network,
         "amount": str(requirement.base_units),
         "asset": str(requirement.asset.token),
         "payTo": str(requirement.pay_to),
         "maxTimeoutSeconds": requirement.max_timeout_s,
-        "extra": domain_json(requirement),
+        "extra": extra,
     }
 
 
 def requirement_json_v1(requirement: PaymentRequirement, resource: Resource) -> dict[str, Any] | None:
-    """`PaymentRequirements` of version 1; None where its clients cannot parse the network or the amount."""
+    """`PaymentRequirements` of version 1; None where its clients cannot parse the network or the amount, and for a channel."""
+    if requirement.channel is not None:
+        return None
     name = _V1_NAMES.get(requirement.asset.chain_id)
     amount = str(requirement.base_units)
     if name is None or len(amount) > _V1_AMOUNT_DIGITS_MAX:

@@ -260,6 +260,10 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             "The gateway is overloaded and did not handle the request.",
             _SAME_PROOF,
         ),
+        Code.CHANNEL_BUSY: _problem_page(
+            "The payment channel takes no call now: another call has it, a withdrawal has begun, or its payer owes the maximum until the next claim (`reason`).",
+            "After Retry-After, send the same request with the same voucher. For calls at once, open several channels. Do not pay a second time.",
+        ),
         Code.UPSTREAM_TIMEOUT: _problem_page(
             "The provider's API did not respond in time, or closed the connection first. `paymentState` is `held` where the API may have processed the request.",
             _BY_PAYMENT_STATE,
@@ -396,6 +400,7 @@ PROBLEM_KINDS: Mapping[Code, ProblemKind] = MappingProxyType(
         Code.API_PAUSED: _transient(503, "API paused", 300),
         Code.UPSTREAM_UNAVAILABLE: _transient(503, "Upstream unavailable", 30),
         Code.OVERLOADED: _transient(503, "Overloaded", 2),
+        Code.CHANNEL_BUSY: _transient(503, "Channel busy", 1),
         Code.UPSTREAM_TIMEOUT: _transient(504, "Upstream timed out"),
         Code.LOOP_DETECTED: _permanent(508, "Loop detected"),
     }

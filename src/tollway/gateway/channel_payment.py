@@ -1,0 +1,836 @@
+"""Payment over a channel (x402 `batch-settlement`): from the voucher to the claim, and the charge at the response head.
+
+    check: the config meets the terms, the payer signed -> (body) -> identify: the channel in the ledger, or on its chain -> (look up the key)
+      -> verify: access, the turn of this call, the ceiling, the deposit -> (connect) -> claim -> (head) -> capture: close, or settle the deposit
+
+The voucher raises a cumulative sum, so its ceiling says which calls its payer knows of. Where that is not what the ledger says, the payer gets the
+corrective 402: the only 402 that follows a valid payment. It asks for another signature over money that is in the channel already, and the voucher that
+was shown is not stored. A deposit is an authorisation, and settles as one (`payments.settlement`).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, assert_never
+
+from tollway.chain.networks import ChainRules
+from tollway.errors import Code, Problem, Refusal
+from tollway.gateway.access import ActiveCall
+from tollway.gateway.body import ForwardBody, load_hashed, too_large
+from tollway.gateway.idempotency import Idempotency, Repeat, explain_key_used
+from tollway.gateway.messages import CallRefused, ProxyRequest, ProxyResponse
+from tollway.gateway.problems import (
+    PRICE_MAX_HEADER,
+    RAIL_WITHDRAWN,
+    check_held_price_max,
+    check_price_max,
+    find_idempotency_key,
+)
+from tollway.gateway.rail import (
+    CallPayment,
+    CaptureFailed,
+    CaptureOutcome,
+    ClockAndEntropy,
+    CollectResponse,
+    build_claim,
+    explain_claim,
+    require,
+)
+from tollway.gateway.routing import Route
+from tollway.identity.signatures import recover
+from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ledger.channels import (
+    CeilingMismatch,
+    Channel,
+    ChannelBusy,
+    ChannelClaim,
+    ChannelClosed,
+    ChannelFacts,
+    ChannelFull,
+    ChannelState,
+    Voucher,
+)
+from tollway.ledger.ledger import ChannelLedger, Claim, Claimed, Close, Closed, Fenced, Ledger
+from tollway.ledger.records import (
+    UNKNOWN_DIGEST,
+    Authorization,
+    CallState,
+    ChannelDeposit,
+    Cover,
+    Dialect,
+    KeyedCall,
+    KeyTaken,
+    OpenCall,
+    Rail,
+    RepeatsOpenCall,
+)
+from tollway.limits import Limits
+from tollway.money import UNITS_MAX, Asset, Price
+from tollway.payments.authorization_check import is_late
+from tollway.payments.channel_terms import (
+    ChannelRules,
+    encode_charge,
+    encode_corrective,
+    find_deposit_floor,
+    find_deposit_min,
+    has_channels,
+    one_coin,
+)
+from tollway.payments.channel_wire import (
+    ChannelReason,
+    PresentedChannelPayment,
+    RefundRequest,
+    SignedDeposit,
+    explain_channel,
+    is_channel_payment,
+    parse_channel_payment,
+)
+from tollway.payments.channels import DEPOSIT_COLLECTOR, deposit_nonce, voucher_digest
+from tollway.payments.pricing import (
+    ChannelOffer,
+    OperationPrice,
+    PaymentRequirement,
+    does_credit_count,
+    find_lowest_price,
+    list_counting_prices,
+)
+from tollway.payments.settlement import NotSettled, Settled, Settlement, SettlementOrder, Undecided
+from tollway.payments.wire import AuthorizationReason, decode_object, explain_authorization
+from tollway.payments.x402 import PAYMENT_HEADER
+from tollway.registry.listing import (
+    SETTLEMENT_MARGIN_S,
+    CatalogEntry,
+    Listing,
+    RevisionCache,
+    payable_assets,
+)
+from tollway.registry.metering import read_formulas
+
+TURN_WAIT_S = 2.0
+TURN_POLL_S = 0.05
+"""A call waits for its turn on the channel for this long, and looks this often. It holds no connection and no lock meanwhile."""
+OFFERS_MAX = 4_096
+
+
+class ChannelChains(Protocol):
+    """What a channel call reads of a chain."""
+
+    async def fetch_channel(self, chain_id: ChainId, channel_id: bytes) -> ChannelFacts:
+        """Raises `ChainUnavailable`."""
+        ...
+
+    def gas_price_wei(self, chain_id: ChainId) -> int | None:
+        """As of the last look; None where it is not known."""
+        ...
+
+    def is_available(self, chain_id: ChainId) -> bool:
+        """Whether the contracts of channels are there, and withdrawals are in sight of this gateway."""
+        ...
+
+
+class ChannelRail:
+    """The rail of channels. One per process; safe to use from many tasks at once."""
+
+    is_settled_here = True
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        channel_ledger: ChannelLedger,
+        chains: ChannelChains,
+        settlement: Settlement,
+        idempotency: Idempotency,
+        rules: Mapping[ChainId, ChainRules],
+        channel_rules: Mapping[ChainId, ChannelRules],
+        limits: Limits,
+        clock: ClockAndEntropy,
+        public_url: str,
+        sleep: Callable[[float], "asyncio.Future[None]"] | None = None,
+    ) -> None:
+        """`channel_rules`: of the networks that have channels. `rules`: of all networks."""
+        self.ledger = ledger
+        self.channel_ledger = channel_ledger
+        self.chains = chains
+        self.settlement = settlement
+        self.idempotency = idempotency
+        self.rules = rules
+        self.channel_rules = channel_rules
+        self.limits = limits
+        self.clock = clock
+        self.public_url = public_url
+        self.sleep = sleep or asyncio.sleep
+        self._offers: RevisionCache[tuple[PaymentRequirement, ...]] = RevisionCache(OFFERS_MAX)
+
+    # ---- What a 402 offers.
+
+    def find_requirements(
+        self, operation_price: OperationPrice, listing: Listing
+    ) -> tuple[PaymentRequirement, ...]:
+        """The channels that a 402 offers at this price: on each network and in each token that have channels now."""
+        terms, price = operation_price.terms, operation_price.price
+        if price.is_free:
+            return ()
+        found = []
+        for chain_id in terms.networks:
+            rules = self.channel_rules.get(chain_id)
+            gas_price_wei = self.chains.gas_price_wei(chain_id)
+            if rules is None or gas_price_wei is None or not self.chains.is_available(chain_id):
+                continue
+            assets = payable_assets(
+                self.rules[chain_id].assets, currency=terms.currency, networks=(chain_id,)
+            )
+            for asset in filter(has_channels, assets):
+                requirement = self._offer(operation_price, listing, asset, rules, gas_price_wei)
+                if requirement is not None:
+                    found.append(requirement)
+        return tuple(found)
+
+    def _offer(
+        self,
+        operation_price: OperationPrice,
+        listing: Listing,
+        asset: Asset,
+        rules: ChannelRules,
+        gas_price_wei: int,
+    ) -> PaymentRequirement | None:
+        units = operation_price.price.units_in(asset)
+        if units > rules.unclaimed_max_units(asset):
+            return None
+        deposit_min = find_deposit_min(
+            units, cost_units=rules.cost_units(asset, gas_price_wei), coin=one_coin(asset)
+        )
+        if not self.settlement.is_offered(asset, deposit_min, listing.id):
+            return None
+        return PaymentRequirement(
+            asset=asset,
+            price=operation_price.price,
+            units=units,
+            pay_to=operation_price.terms.pay_to,
+            charge_on=operation_price.terms.charge_on,
+            max_timeout_s=listing.timeout_s + SETTLEMENT_MARGIN_S,
+            channel=ChannelOffer(
+                authorizer=rules.authorizers[0],
+                withdraw_delay=rules.withdraw_delay,
+                deposit_min=deposit_min,
+            ),
+        )
+
+    # ---- The proof of a request.
+
+    def read(self, request: ProxyRequest) -> PresentedChannelPayment | Problem | None:
+        if PAYMENT_HEADER not in request.header_names:
+            return None
+        value = request.find_header(PAYMENT_HEADER) or b""
+        try:
+            content = decode_object(value, bytes_max=self.limits.payment_header_bytes_max)
+            return parse_channel_payment(content) if is_channel_payment(content) else None
+        except Refusal as refusal:
+            # The rail of authorisations explains what no rail can read.
+            return refusal.problem if _names_channel(value, self.limits) else None
+
+    def name_signature(self, proof: object) -> str:
+        return "voucher_key"
+
+    def open(
+        self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
+    ) -> "ChannelPayment":
+        assert isinstance(proof, PresentedChannelPayment)  # as `read` has parsed it
+        return ChannelPayment(self, request, route, proof, repeat, active)
+
+    def find_key(self, request: ProxyRequest, proof: PresentedChannelPayment) -> str | None:
+        key = find_idempotency_key(request)
+        return proof.identifier if key is None else key
+
+    async def load_body(
+        self, request: ProxyRequest, proof: PresentedChannelPayment, listing: Listing
+    ) -> ForwardBody:
+        return await load_hashed(
+            request.body,
+            is_whole=self.find_key(request, proof) is not None,
+            limits=self.limits,
+            is_late=partial(self._is_late, proof, listing),
+        )
+
+    def _is_late(self, proof: PresentedChannelPayment, listing: Listing) -> bool:
+        deposit = proof.request
+        return isinstance(deposit, SignedDeposit) and is_late(
+            deposit.valid_before, now_s=self.clock.now_ms() / 1000, timeout_s=listing.timeout_s
+        )
+
+    async def find_key_wallets(
+        self,
+        request: ProxyRequest,
+        entry: CatalogEntry,
+        proof: PresentedChannelPayment,
+        body: ForwardBody | None,
+    ) -> tuple[Address, ...]:
+        """See `KeyReader`. A voucher that stood in a transaction is public, so it opens nothing."""
+        if (request.body.length or 0) > self.limits.bound_body_bytes_max or not is_signed_by_payer(proof):
+            return ()
+        voucher = proof.voucher
+        channel = await self.channel_ledger.find_channel(voucher.chain_id, voucher.channel_id)
+        if channel is not None and voucher.ceiling <= channel.published:
+            return ()
+        return (voucher.config.payer,)
+
+
+def _names_channel(value: bytes, limits: Limits) -> bool:
+    try:
+        return is_channel_payment(decode_object(value, bytes_max=limits.payment_header_bytes_max))
+    except Refusal:
+        return False
+
+
+def is_signed_by_payer(proof: PresentedChannelPayment) -> bool:
+    """Whether the payer's own key signed the voucher. A delegated authorizer does not count: anyone can name any payer beside a key of theirs."""
+    voucher = proof.voucher
+    config = voucher.config
+    if config.payer_authorizer != config.payer:
+        return False
+    digest = voucher_digest(voucher.chain_id, voucher.channel_id, voucher.ceiling)
+    return recover(digest, voucher.signature) == config.payer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CheckedDeposit:
+    authorization: Authorization
+    cover: Cover
+
+
+class ChannelPayment(CallPayment):
+    """The payment of one call over a channel."""
+
+    __slots__ = (
+        "_before",
+        "_channel",
+        "_counting",
+        "_deposit",
+        "_earlier",
+        "_lookup",
+        "_moved_ms",
+        "_rail",
+        "_step_units",
+        "proof",
+    )
+
+    def __init__(
+        self,
+        rail: ChannelRail,
+        request: ProxyRequest,
+        route: Route,
+        proof: PresentedChannelPayment,
+        repeat: Repeat | None,
+        active: ActiveCall,
+    ) -> None:
+        super().__init__(rail.ledger, request, route, repeat, active, key=rail.find_key(request, proof))
+        self.proof = proof
+        self._rail = rail
+        self._lookup = active.hold_lookup(rail.settlement.open_lookup(request.client_address))
+        self._channel: Channel | None = None
+        self._counting: Sequence[OperationPrice] = ()
+        self._deposit: _CheckedDeposit | None = None
+        self._earlier: KeyedCall | None = None
+        self._step_units = 0
+        self._before = 0  # the announced sum before this call
+        self._moved_ms: int | None = None
+
+    @property
+    def default_rail(self) -> Rail:
+        return Rail.CHANNEL
+
+    @property
+    def receipt_states(self) -> tuple[str, ...]:
+        return ("charged", "held")
+
+    @property
+    def chain_id(self) -> ChainId:
+        return self.proof.voucher.chain_id
+
+    # ---- Check: the config, the terms, the signature. Pure.
+
+    async def check(self) -> None:
+        bytes_max = self._rail.limits.bound_body_bytes_max
+        if self.key is not None and (self.request.body.length or 0) > bytes_max:
+            raise Refusal(too_large(bytes_max))
+        problem = self._find_fault()
+        if problem is not None:
+            raise Refusal(problem)
+        if self.request.body.is_present:
+            self.request.body.prove()
+
+    def _find_fault(self) -> Problem | None:
+        """The fault of the payment that no state of the channel mends."""
+        proof, rail = self.proof, self._rail
+        if proof.fault is not None:
+            return proof.fault
+        if isinstance(proof.request, RefundRequest):
+            return explain_channel(ChannelReason.PAYLOAD_TYPE, _REFUND_ELSEWHERE)
+        config, rules = proof.voucher.config, rail.channel_rules.get(self.chain_id)
+        if rules is None:
+            return explain_authorization(AuthorizationReason.NETWORK)
+        asset = next((one for one in rail.rules[self.chain_id].assets if one.token == config.token), None)
+        if asset is None:
+            return explain_channel(ChannelReason.TOKEN)
+        if not has_channels(asset):
+            return explain_channel(ChannelReason.TOKEN_DOMAIN)
+        if config.receiver_authorizer not in rules.authorizers:
+            return explain_channel(ChannelReason.RECEIVER_AUTHORIZER)
+        if config.withdraw_delay != rules.withdraw_delay:
+            return explain_channel(ChannelReason.WITHDRAW_DELAY)
+        if not does_credit_count(
+            self.route.entry.versions,
+            payee=config.receiver,
+            chain_id=self.chain_id,
+            block_time_s=self.request.received_ms // 1000,
+            limits=rail.limits,
+        ):
+            return explain_channel(ChannelReason.RECEIVER)
+        if config.payer == config.receiver:
+            return explain_authorization(AuthorizationReason.RETURNED)
+        self._counting = list_counting_prices(
+            self.route.operation_prices, asset, now_ms=rail.clock.now_ms(), limits=rail.limits
+        )
+        if not self._counting:
+            return explain_channel(ChannelReason.TOKEN)
+        if config.payer_authorizer != config.payer:
+            return explain_channel(ChannelReason.VOUCHER_SIGNATURE, _DELEGATED)
+        if not is_signed_by_payer(proof):
+            return explain_channel(ChannelReason.VOUCHER_SIGNATURE)
+        self.asset, self.currency, self.payer = asset, asset.symbol, config.payer
+        return None
+
+    # ---- Identify: the channel.
+
+    async def identify(self) -> tuple[Address, ...]:
+        voucher, repeat = self.proof.voucher, self.repeat
+        self._channel = await self._rail.channel_ledger.find_channel(voucher.chain_id, voucher.channel_id)
+        if self.key is None or (repeat is not None and repeat.call is not None):
+            return ()
+        payer, channel = voucher.config.payer, self._channel
+        is_public = channel is not None and voucher.ceiling <= channel.published
+        is_known = repeat is not None and payer in repeat.key_wallets
+        return () if is_public or is_known else (payer,)
+
+    # ---- Verify: access, the turn, the ceiling, the deposit.
+
+    async def verify(self) -> None:
+        assert self.asset is not None  # `check` sets both
+        assert self.payer is not None
+        lowest = self._find_lowest(self.asset)
+        self._choose(lowest)
+        problem = await self.active.check(self.payer, self.price, self.asset)
+        if problem is None and self.formulas and any(formula.base.is_free for formula in self.formulas):
+            problem = await self.active.check_free_rate()
+        if problem is not None:
+            raise Refusal(problem)
+        repeat = self.repeat
+        if repeat is not None and isinstance(repeat.call, KeyedCall):
+            self._verify_repeat(repeat.call)
+            return
+        channel = await self._take_turn()
+        if isinstance(self.proof.request, SignedDeposit):
+            self._deposit = await self._check_deposit(self.proof.request, channel)
+        if channel is None:
+            channel = await self._open_channel()
+        self._check_ceiling(channel)
+        deposit_units = 0 if self._deposit is None else self._deposit.authorization.base_units
+        ceiling = self.proof.voucher.ceiling
+        if ceiling > channel.balance_units + deposit_units:
+            # Somebody else may have deposited: the balance is read again, once.
+            channel = await self._renew_channel(channel)
+            if ceiling > channel.balance_units + deposit_units:
+                raise self._correct(channel)
+        self._channel = channel
+
+    def _find_lowest(self, asset: Asset) -> OperationPrice:
+        lowest = find_lowest_price(
+            self.route.operation_prices,
+            asset,
+            now_ms=self._rail.clock.now_ms(),
+            limits=self._rail.limits,
+            first_call_block_s=None,
+        )
+        return self._counting[0] if lowest is None else lowest
+
+    def _choose(self, operation_price: OperationPrice) -> None:
+        assert self.asset is not None
+        self.price, self.units = operation_price.price, operation_price.price.units_in(self.asset)
+        self.charge_on, self.formulas = operation_price.terms.charge_on, operation_price.formulas
+
+    async def _take_turn(self) -> Channel | None:
+        """Waits until no other call has the channel. Raises Refusal after `TURN_WAIT_S`."""
+        voucher, ledger = self.proof.voucher, self._rail.channel_ledger
+        channel = self._channel
+        for _ in range(round(TURN_WAIT_S / TURN_POLL_S)):
+            if channel is None or channel.reserved_call is None:
+                return channel
+            if channel.reserved_state is CallState.UNKNOWN:
+                return channel
+            await self._rail.sleep(TURN_POLL_S)
+            channel = await ledger.find_channel(voucher.chain_id, voucher.channel_id)
+        if channel is not None and channel.reserved_call is not None:
+            raise Refusal(self._explain_busy(channel.reserved_call, channel.reserved_state))
+        return channel
+
+    def _explain_busy(self, call_id: CallId, state: CallState | None) -> Problem:
+        if state is CallState.SETTLING:
+            return Problem(
+                code=Code.PAYMENT_OUTCOME_UNKNOWN,
+                detail="The deposit of an earlier call on this channel is not decided yet. Send the same request again after Retry-After; do not deposit again.",
+                retry_after_s=5,
+                payment_state="held",
+                call_id=call_id,
+                members={"call": f"{self._rail.public_url}/api/v2/history/{call_id}"},
+            )
+        return replace(BUSY, call_id=call_id)
+
+    def _check_ceiling(self, channel: Channel) -> None:
+        """The voucher adds a maximum that counts. The call costs the lowest one."""
+        assert self.asset is not None
+        step_units = self.proof.voucher.ceiling - channel.announced
+        if all(one.price.units_in(self.asset) != step_units for one in self._counting):
+            raise self._correct(channel)
+        self._step_units, self._before = step_units, channel.announced
+
+    def _correct(self, channel: Channel) -> Refusal:
+        """The corrective 402. Without a voucher's signature where a stranger could ask for it: the request has a valid voucher of this channel already."""
+        assert self.asset is not None
+        reason = ChannelReason.CUMULATIVE_MISMATCH
+        if self.proof.voucher.ceiling <= channel.facts.total_claimed:
+            reason = ChannelReason.BELOW_CLAIMED
+        rules = self._rail.channel_rules[self.chain_id]
+        current = self._counting[0]
+        requirement = PaymentRequirement(
+            asset=self.asset,
+            price=current.price,
+            units=current.price.units_in(self.asset),
+            pay_to=channel.config.receiver,
+            charge_on=current.terms.charge_on,
+            max_timeout_s=self.route.entry.listing.timeout_s + SETTLEMENT_MARGIN_S,
+            channel=ChannelOffer(
+                authorizer=channel.config.receiver_authorizer,
+                withdraw_delay=rules.withdraw_delay,
+                deposit_min=self._find_deposit_min(rules, current),
+            ),
+        )
+        header = encode_corrective(
+            requirement,
+            channel,
+            url=self.request.public_url(self._rail.public_url),
+            reason=reason.value,
+            shows_voucher=self.proof.voucher.ceiling > channel.published,
+        )
+        return CallRefused(explain_channel(reason), headers=[header], is_corrective=True)
+
+    def _find_deposit_min(self, rules: ChannelRules, current: OperationPrice) -> int:
+        assert self.asset is not None
+        units = current.price.units_in(self.asset)
+        cost_units = rules.cost_units(self.asset, self._rail.chains.gas_price_wei(self.chain_id) or 0)
+        return find_deposit_min(units, cost_units=cost_units, coin=one_coin(self.asset))
+
+    # ---- The channel on its chain.
+
+    async def _open_channel(self) -> Channel:
+        voucher, rail = self.proof.voucher, self._rail
+        facts = await self._fetch_facts()
+        if facts.balance == 0 and self._deposit is None:
+            raise Refusal(explain_channel(ChannelReason.NOT_FOUND))
+        return await rail.channel_ledger.open_channel(
+            voucher.chain_id, voucher.channel_id, voucher.config, facts, now_ms=rail.ledger.shared_ms()
+        )
+
+    async def _renew_channel(self, channel: Channel) -> Channel:
+        facts = await self._fetch_facts()
+        return await self._rail.channel_ledger.renew_channel(
+            channel.key, facts, now_ms=self._rail.ledger.shared_ms()
+        )
+
+    async def _fetch_facts(self) -> ChannelFacts:
+        refusal = await self._lookup.take(str(self.payer))
+        if refusal is not None:
+            raise Refusal(refusal)
+        self.active.begin("chain")
+        facts = await self._rail.chains.fetch_channel(self.chain_id, self.proof.voucher.channel_id)
+        self.active.begin("read_head")
+        return facts
+
+    # ---- The deposit.
+
+    async def _check_deposit(self, deposit: SignedDeposit, channel: Channel | None) -> _CheckedDeposit | None:
+        """Checks that the deposit would settle now. None where the ledger has this deposit already: the voucher alone counts then."""
+        rail, asset, voucher = self._rail, self.asset, self.proof.voucher
+        assert asset is not None
+        authorization = self._build_authorization(deposit)
+        known = await rail.ledger.find_authorized_call(authorization.key)
+        if known is not None and not (known.state is CallState.RELEASED and known.transfer is None):
+            if known.state is CallState.SETTLING:
+                raise Refusal(self._explain_busy(known.call_id, known.state))
+            if known.transfer is not None or known.state is CallState.FORWARDING:
+                return None
+        rules = rail.channel_rules[self.chain_id]
+        cost_units = rules.cost_units(asset, rail.chains.gas_price_wei(self.chain_id) or 0)
+        floor = find_deposit_floor(self.units, cost_units=cost_units)
+        announced = 0 if channel is None else channel.announced
+        balance = 0 if channel is None else channel.balance_units
+        if deposit.base_units < min(floor, UNITS_MAX) or voucher.ceiling > balance + deposit.base_units:
+            detail = f"The deposit is {deposit.base_units}, and at least {max(floor, voucher.ceiling - balance)} base units are needed."
+            if voucher.ceiling - announced <= deposit.base_units + balance - announced:
+                raise Refusal(explain_channel(ChannelReason.DEPOSIT_TOO_SMALL, detail))
+            raise Refusal(explain_channel(ChannelReason.EXCEEDS_BALANCE, detail))
+        requirement = PaymentRequirement(
+            asset=asset,
+            price=self.price,
+            units=deposit.base_units,
+            pay_to=DEPOSIT_COLLECTOR,
+            charge_on=self.charge_on,
+            max_timeout_s=self.route.entry.listing.timeout_s + SETTLEMENT_MARGIN_S,
+        )
+        listing_id = self.route.entry.listing.id
+        if not rail.chains.is_available(self.chain_id) or not rail.settlement.is_offered(
+            asset, deposit.base_units, listing_id
+        ):
+            raise Refusal(RAIL_WITHDRAWN)
+        self.active.begin("chain")
+        checked = await rail.settlement.check(
+            authorization,
+            requirement,
+            timeout_s=self.route.entry.listing.timeout_s,
+            lookup=self._lookup,
+            listing_id=listing_id,
+        )
+        self.active.begin("read_head")
+        if isinstance(checked, Problem):
+            raise Refusal(checked)
+        return _CheckedDeposit(authorization=authorization, cover=checked)
+
+    def _build_authorization(self, deposit: SignedDeposit) -> Authorization:
+        voucher = self.proof.voucher
+        return Authorization(
+            chain_id=voucher.chain_id,
+            token=voucher.config.token,
+            payer=voucher.config.payer,
+            payee=DEPOSIT_COLLECTOR,
+            base_units=deposit.base_units,
+            valid_after=deposit.valid_after,
+            valid_before=deposit.valid_before,
+            nonce=deposit_nonce(voucher.channel_id, deposit.salt),
+            signature=deposit.signature,
+            dialect=Dialect.X402_V2,
+            deposit=ChannelDeposit(
+                config=voucher.config, channel_id=voucher.channel_id, salt=deposit.salt
+            ),
+        )
+
+    # ---- Claim, with a held connection.
+
+    def _verify_repeat(self, earlier: KeyedCall) -> None:
+        """A call that runs again under its own claim: its price is held already, and no voucher is stored."""
+        assert self.asset is not None
+        problem = check_held_price_max(
+            self.request, self.asset, call_id=earlier.call_id, price=earlier.price, state=earlier.state
+        )
+        if problem is not None:
+            raise Refusal(problem)
+        if self._channel is None:
+            raise Refusal(explain_key_used(earlier))
+        self._earlier, self._before = earlier, self._channel.announced
+
+    async def claim(self) -> ProxyResponse | None:
+        if self._earlier is not None:
+            if await self._reopen(self._earlier):
+                return None
+            raise Refusal(explain_key_used(self._earlier))
+        assert self.asset is not None
+        if PRICE_MAX_HEADER in self.request.header_names:
+            problem = check_price_max(self.request, self.price, self.asset)
+            if problem is not None:
+                raise Refusal(problem)
+        claim = self._build_claim()
+        outcome = await self._rail.ledger.claim(claim)
+        if isinstance(outcome, RepeatsOpenCall):
+            if await self._reopen(outcome.call):
+                return None
+            outcome = await self._rail.ledger.claim(replace(claim, is_separate_call=True))
+        if isinstance(outcome, ChannelBusy) and outcome.state is CallState.UNKNOWN:
+            # The next voucher ends a call of unknown outcome: it takes nothing.
+            await self._rail.ledger.resolve(
+                outcome.call_id, CallState.RELEASED, now_ms=self._rail.ledger.shared_ms()
+            )
+            outcome = await self._rail.ledger.claim(claim)
+        match outcome:
+            case Claimed():
+                self.call_id, self.claimed = claim.call_id, outcome
+                return None
+            case ChannelBusy(call_id=call_id, state=state):
+                raise Refusal(self._explain_busy(call_id, state))
+            case CeilingMismatch(channel=channel):
+                raise self._correct(channel)
+            case ChannelClosed(state=state):
+                raise Refusal(WITHDRAWING if state is ChannelState.WITHDRAWING else DRAINING)
+            case ChannelFull():
+                raise Refusal(FULL)
+            case KeyTaken(call=earlier):
+                assert self.payer is not None
+                recorded = await self._rail.idempotency.find_keyed_response(
+                    self.request, self.body, self.payer, earlier
+                )
+                return require(explain_key_used(recorded) if isinstance(recorded, KeyedCall) else recorded)
+            case _:
+                raise Refusal(await explain_claim(outcome, claim, self.asset, self._rail.ledger))
+
+    def _build_claim(self) -> Claim:
+        channel, voucher, deposit, asset = self._channel, self.proof.voucher, self._deposit, self.asset
+        assert channel is not None  # verified
+        assert asset is not None
+        assert self.payer is not None
+        body_hash = self.body.body_hash
+        digest = UNKNOWN_DIGEST if body_hash is None else self.request.digest_for(self.payer, body_hash)
+        claim = build_claim(
+            self,
+            self._rail.clock,
+            digest=digest,
+            authorization=None if deposit is None else deposit.authorization,
+            cover=None if deposit is None else deposit.cover,
+        )
+        rules = self._rail.channel_rules[self.chain_id]
+        return replace(
+            claim,
+            pay_to=voucher.config.receiver,
+            payment_id=channel.payment_id if deposit is None else None,
+            channel=ChannelClaim(
+                channel_id=voucher.channel_id,
+                voucher=Voucher(ceiling=voucher.ceiling, signature=voucher.signature),
+                step_units=self._step_units,
+                deposit_units=0 if deposit is None else deposit.authorization.base_units,
+                unclaimed_max=rules.unclaimed_max_units(asset),
+            ),
+        )
+
+    async def _reopen(self, earlier: OpenCall | KeyedCall) -> bool:
+        outcome = await self._rail.ledger.reopen(
+            earlier.call_id, epoch=earlier.epoch, now_ms=self._rail.clock.now_ms()
+        )
+        if not isinstance(outcome, Claimed):
+            return False
+        self.price, self.units = Price.parse(earlier.price), earlier.price_units
+        self.formulas = () if earlier.metering is None else read_formulas(earlier.metering)
+        self.actual_units = earlier.actual_units
+        self.call_id, self.claimed, self._deposit = earlier.call_id, outcome, None
+        return True
+
+    # ---- Capture, after the head: the close charges; a deposit settles first.
+
+    @property
+    def charged_state(self) -> CallState:
+        return CallState.CONSUMED if self._deposit is None else CallState.SETTLING
+
+    async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
+        if close.after is not CallState.SETTLING:
+            return await self._record_end(await self._rail.ledger.close(close))
+        deposit, asset = self._deposit, self.asset
+        assert deposit is not None  # the state of a call with a deposit
+        assert asset is not None
+        body_hash = self.body.final_hash
+        digest = None
+        if body_hash is not None:
+            digest = self.request.digest_for(deposit.authorization.payer, body_hash)
+        order = SettlementOrder(
+            authorization=deposit.authorization,
+            asset=asset,
+            close=close,
+            listing_id=self.route.entry.listing.id,
+            digest=digest,
+        )
+        outcome = await self._rail.settlement.settle(order, trace=self.request.trace)
+        match outcome:
+            case Settled(transfer=transfer, moved_ms=moved_ms):
+                self.transaction, self._moved_ms = transfer.tx_hash, moved_ms
+                return await self._record_end(Closed(remaining_units=None, moved_ms=moved_ms))
+            case NotSettled(reason=reason):
+                problem = explain_channel(ChannelReason.DEPOSIT_FAILED)
+                return CaptureFailed(
+                    problem=replace(problem, reason=reason, payment_state="released"), headers=[]
+                )
+            case Undecided():
+                response = await collect()
+                if response is not None and digest is not None and self.payer is not None:
+                    await self._rail.idempotency.store_response(
+                        close.call_id,
+                        response,
+                        payer=self.payer,
+                        provider=self.route.entry.listing.provider,
+                    )
+                await self._rail.ledger.mark_orphaned(close.call_id, epoch=close.epoch)
+                return outcome
+            case Fenced():
+                return outcome
+            case _:
+                assert_never(outcome)
+
+    async def _record_end(self, closed: Closed | Fenced) -> Closed | Fenced:
+        """Reads the announced sum after the end of the call, for the headers."""
+        if isinstance(closed, Fenced):
+            return closed
+        channel = self._channel
+        if channel is None or closed.announced is None:
+            voucher = self.proof.voucher
+            channel = await self._rail.channel_ledger.find_channel(voucher.chain_id, voucher.channel_id)
+        else:
+            channel = replace(channel, announced=closed.announced)
+        if channel is None:
+            return closed
+        self._channel = channel
+        return replace(closed, remaining_units=max(0, channel.balance_units - channel.announced))
+
+    @property
+    def is_ended_by_close(self) -> bool:
+        return self.key is None and self._deposit is None
+
+    def write_receipt(self) -> tuple[bytes, bytes] | None:
+        channel, deposit = self._channel, self._deposit
+        if channel is None:
+            return None
+        settled: tuple[TxHash, int] | None = None
+        if deposit is not None and self.transaction is not None:
+            settled = (self.transaction, deposit.authorization.base_units)
+        charged = min(max(0, channel.announced - self._before), self._step_units or self.units)
+        return encode_charge(channel, charged=charged, deposit=settled, extensions=None)
+
+
+BUSY = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="Another call has this channel. Send the same request again after Retry-After; for calls at once, open several channels (`salt`).",
+    retry_after_s=1,
+    payment_state="none",
+)
+WITHDRAWING = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="A withdrawal of this channel has begun, so it takes no call until the withdrawal has ended. Pay with another option of the terms.",
+    reason="withdrawal_pending",
+    retry_after_s=60,
+    payment_state="none",
+)
+DRAINING = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="This channel is from before a restore of the gateway's database, or no listing uses it any more. The gateway claims and refunds it; pay with another "
+    "option of the terms.",
+    reason="channel_draining",
+    retry_after_s=60,
+    payment_state="none",
+)
+FULL = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="This payer owes the maximum that the gateway allows before the next claim on the chain. Send the same request again after Retry-After.",
+    reason="unclaimed_max",
+    retry_after_s=30,
+    payment_state="none",
+)
+_REFUND_ELSEWHERE = (
+    "A listing takes no refund; send it to the refund URL of the channel, "
+    "/api/v2/channels/{network}/{token}/{payTo}/{authorizer} of this gateway."
+)
+_DELEGATED = (
+    "payerAuthorizer is another wallet than payer; this gateway takes only vouchers that the payer signs."
+)
