@@ -25,7 +25,7 @@ ListingId = NewType("ListingId", str)
 CallId = NewType("CallId", str)
 
 _ADDRESS = re.compile(r"0[xX][0-9a-fA-F]{40}")
-_TX_HASH = re.compile(r"0[xX][0-9a-fA-F]{64}")
+_HASH = re.compile(r"0[xX][0-9a-fA-F]{64}")
 _NETWORK = re.compile(r"eip155:(0|[1-9][0-9]{0,14})")
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(high + low for high in _CROCKFORD for low in _CROCKFORD)
@@ -90,7 +90,7 @@ class TxHash(bytes):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Accepts `0x` and 64 hex digits in any case. Raises ValueError on anything else."""
-        if not _TX_HASH.fullmatch(text):
+        if not _HASH.fullmatch(text):
             raise ValueError("a transaction hash is 0x followed by 64 hex digits")
         return cls(bytes.fromhex(text[2:]))
 
@@ -99,6 +99,23 @@ class TxHash(bytes):
 
     def __repr__(self) -> str:
         return f"TxHash({self})"
+
+
+class ChannelId(bytes):
+    """The id of an x402 payment channel: 32 raw bytes. Its text form is `0x` + 64 lower-case hex digits."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Accepts `0x` and 64 hex digits in any case. Raises ValueError on anything else."""
+        if not _HASH.fullmatch(text):
+            raise ValueError("a channel id is 0x followed by 64 hex digits")
+        return cls(bytes.fromhex(text[2:]))
+
+    def __str__(self) -> str:
+        return "0x" + self.hex()
+
+    def __repr__(self) -> str:
+        return f"ChannelId({self})"
 
 
 def parse_network(text: str) -> ChainId:

@@ -176,7 +176,7 @@ def test_the_getters_of_a_domain_have_their_published_selectors() -> None:
 def test_the_domain_separator_of_usdc_equals_that_on_chain() -> None:
     usdc = Address.parse("0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48")
     domain = TokenDomain(name="USD Coin", version="2")
-    separator = tokens.compute_domain_separator(domain, chain_id=ChainId(1), token=usdc)
+    separator = tokens.compute_domain_separator(domain, chain_id=ChainId(1), contract=usdc)
     assert separator.hex() == "06c37168a7db5138defc7866392bb87a741f9b3d104deb5094588ce041cae335"
 
 
@@ -325,7 +325,7 @@ CHAIN = ChainId(84532)
 USDC_TOKEN = Address(b"\xc3" * 20)
 DOMAIN = TokenDomain(name="USDC", version="2")
 ASSET = Asset(chain_id=CHAIN, token=USDC_TOKEN, symbol="USDC", decimals=6, domain=DOMAIN)
-SEPARATOR = tokens.compute_domain_separator(DOMAIN, chain_id=CHAIN, token=USDC_TOKEN)
+SEPARATOR = tokens.compute_domain_separator(DOMAIN, chain_id=CHAIN, contract=USDC_TOKEN)
 STATE = tokens.encode_authorization_state(payer=Address(20), nonce=bytes(32))
 HONEST = {
     STATE: encode(["bool"], [False]),

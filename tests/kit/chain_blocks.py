@@ -388,7 +388,7 @@ def authorizing_token(asset: Asset, domain: TokenDomain | None = None) -> Wallet
         if calldata[:4] == _STATE:
             return ContractResult(reverted=False, payload=bytes(32))
         if calldata == encode_domain_separator():
-            separator = compute_domain_separator(signed_under, chain_id=asset.chain_id, token=asset.token)
+            separator = compute_domain_separator(signed_under, chain_id=asset.chain_id, contract=asset.token)
             return ContractResult(reverted=False, payload=separator)
         return REVERTED
 

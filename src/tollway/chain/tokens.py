@@ -206,15 +206,15 @@ def encode_domain_separator() -> bytes:
     return _DOMAIN_SEPARATOR_SELECTOR
 
 
-def compute_domain_separator(domain: TokenDomain, *, chain_id: ChainId, token: Address) -> bytes:
-    """The EIP-712 domain separator for authorisations of `token`: four members, no salt."""
+def compute_domain_separator(domain: TokenDomain, *, chain_id: ChainId, contract: Address) -> bytes:
+    """The EIP-712 domain separator of `contract`, such as a token: four members, no salt."""
     return keccak256(
         _DOMAIN_TYPE
         + keccak256(domain.name.encode())
         + keccak256(domain.version.encode())
         + chain_id.to_bytes(_WORD, "big")
         + _PAD
-        + token
+        + contract
     )
 
 
@@ -294,7 +294,7 @@ async def find_domain_fault(chains: ChainReader, asset: Asset, *, deadline_s: fl
         return DomainFault.NO_AUTHORIZATIONS
     separator = await read_getter(encode_domain_separator())
     if separator is not None and len(separator) == 32:
-        expected = compute_domain_separator(asset.domain, chain_id=asset.chain_id, token=token)
+        expected = compute_domain_separator(asset.domain, chain_id=asset.chain_id, contract=token)
         return None if separator == expected else DomainFault.OTHER_DOMAIN
     getters = [(encode_name(), asset.domain.name), (encode_version(), asset.domain.version)]
     for getter, claimed in getters:

@@ -4,7 +4,7 @@ Contract wallets have no key: the token calls them itself.
 """
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from tollway.chain.tokens import compute_domain_separator
 from tollway.identity.signatures import recover
@@ -14,10 +14,9 @@ from tollway.money import TokenDomain
 if TYPE_CHECKING:  # the callers' client loads this module, and nothing of the gateway's limits and ledger
     from tollway.ledger.records import Authorization
 
-_TRANSFER_TYPE = keccak256(
-    b"TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,"
-    b"bytes32 nonce)"
-)
+_FIELDS = b"(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,bytes32 nonce)"
+_TRANSFER_TYPE = keccak256(b"TransferWithAuthorization" + _FIELDS)
+_RECEIVE_TYPE = keccak256(b"ReceiveWithAuthorization" + _FIELDS)
 
 
 def authorization_digest(authorization: "Authorization", domain: TokenDomain) -> bytes:
@@ -35,31 +34,43 @@ def authorization_digest(authorization: "Authorization", domain: TokenDomain) ->
     )
 
 
-def transfer_digest(
-    domain: TokenDomain,
-    *,
-    chain_id: ChainId,
-    token: Address,
-    payer: Address,
-    payee: Address,
-    base_units: int,
-    valid_after: int,
-    valid_before: int,
-    nonce: bytes,
-) -> bytes:
-    """The same digest, from the values that a payer signs. `nonce`: 32 bytes; times in unix seconds."""
+class SignedFields(TypedDict):
+    """The values that a payer signs. `nonce`: 32 bytes; times in unix seconds."""
+
+    chain_id: ChainId
+    token: Address
+    payer: Address
+    payee: Address
+    base_units: int
+    valid_after: int
+    valid_before: int
+    nonce: bytes
+
+
+def transfer_digest(domain: TokenDomain, **fields: Unpack[SignedFields]) -> bytes:
+    """The digest of `TransferWithAuthorization`, which any account may send."""
+    return _digest(_TRANSFER_TYPE, domain, fields)
+
+
+def receive_digest(domain: TokenDomain, **fields: Unpack[SignedFields]) -> bytes:
+    """The digest of `ReceiveWithAuthorization`, which only the payee may send."""
+    return _digest(_RECEIVE_TYPE, domain, fields)
+
+
+def _digest(kind: bytes, domain: TokenDomain, fields: SignedFields) -> bytes:
     struct = b"".join(
         (
-            _TRANSFER_TYPE,
-            bytes(payer).rjust(32, b"\0"),
-            bytes(payee).rjust(32, b"\0"),
-            base_units.to_bytes(32, "big"),
-            valid_after.to_bytes(32, "big"),
-            valid_before.to_bytes(32, "big"),
-            nonce,
+            kind,
+            fields["payer"].rjust(32, b"\0"),
+            fields["payee"].rjust(32, b"\0"),
+            fields["base_units"].to_bytes(32, "big"),
+            fields["valid_after"].to_bytes(32, "big"),
+            fields["valid_before"].to_bytes(32, "big"),
+            fields["nonce"],
         )
     )
-    return keccak256(b"\x19\x01" + _domain_separator(domain, chain_id, token) + keccak256(struct))
+    separator = _domain_separator(domain, fields["chain_id"], fields["token"])
+    return keccak256(b"\x19\x01" + separator + keccak256(struct))
 
 
 def recover_signer(authorization: "Authorization", domain: TokenDomain) -> Address | None:
@@ -69,4 +80,4 @@ def recover_signer(authorization: "Authorization", domain: TokenDomain) -> Addre
 
 @lru_cache(maxsize=256)
 def _domain_separator(domain: TokenDomain, chain_id: ChainId, token: Address) -> bytes:
-    return compute_domain_separator(domain, chain_id=chain_id, token=token)
+    return compute_domain_separator(domain, chain_id=chain_id, contract=token)

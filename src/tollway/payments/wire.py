@@ -182,7 +182,7 @@ SIGNATURE_BYTES_MAX = 4 * 1024
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]+")
 _TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 _WHOLE = re.compile(r"[0-9]{1,78}")
-_NONCE = re.compile(r"0[xX][0-9a-fA-F]{64}")
+_WORD = re.compile(r"0[xX][0-9a-fA-F]{64}")
 _SIGNATURE = re.compile(r"0[xX](?:[0-9a-fA-F]{2})+")
 _UINT256_MAX = 2**256 - 1
 _NAME_SHOWN_MAX = 40
@@ -278,11 +278,11 @@ def parse_transfer(fields: Mapping[str, Any], signature: object) -> Authorizatio
     return {
         "payer": take_address(fields, "from"),
         "payee": take_address(fields, "to"),
-        "base_units": _take_whole(fields, "value"),
-        "valid_after": _take_whole(fields, "validAfter"),
-        "valid_before": _take_whole(fields, "validBefore"),
-        "nonce": _take_nonce(fields),
-        "signature": _parse_signature(signature),
+        "base_units": take_whole(fields, "value"),
+        "valid_after": take_whole(fields, "validAfter"),
+        "valid_before": take_whole(fields, "validBefore"),
+        "nonce": take_word(fields, "nonce"),
+        "signature": parse_wallet_signature(signature),
     }
 
 
@@ -325,21 +325,24 @@ def take_address(fields: Mapping[str, Any], name: str) -> Address:
         raise unreadable(f"`{name}`: {exc}.") from exc
 
 
-def _take_whole(fields: Mapping[str, Any], name: str) -> int:
+def take_whole(fields: Mapping[str, Any], name: str) -> int:
+    """An unsigned integer below 2^256, as decimal digits."""
     text = take_text(fields, name)
     if not _WHOLE.fullmatch(text) or int(text) > _UINT256_MAX:
         raise unreadable(f"`{name}` must be a decimal string within uint256.")
     return int(text)
 
 
-def _take_nonce(fields: Mapping[str, Any]) -> bytes:
-    text = take_text(fields, "nonce")
-    if not _NONCE.fullmatch(text):
-        raise unreadable("`nonce` must be 0x followed by 64 hex digits.")
+def take_word(fields: Mapping[str, Any], name: str) -> bytes:
+    """32 bytes, as 0x and 64 hex digits."""
+    text = take_text(fields, name)
+    if not _WORD.fullmatch(text):
+        raise unreadable(f"`{name}` must be 0x followed by 64 hex digits.")
     return bytes.fromhex(text[2:])
 
 
-def _parse_signature(text: object) -> bytes:
+def parse_wallet_signature(text: object) -> bytes:
+    """The signature of a key or of a contract wallet, whose format only that contract defines."""
     is_short = isinstance(text, str) and len(text) <= 2 + 2 * SIGNATURE_BYTES_MAX
     if not isinstance(text, str) or not is_short or not _SIGNATURE.fullmatch(text):
         raise unreadable(f"`signature` must be 0x followed by the hex of 1 to {SIGNATURE_BYTES_MAX} bytes.")

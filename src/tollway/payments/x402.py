@@ -112,13 +112,10 @@ class Resource:
 def parse_payment(value: bytes, *, limits: Limits) -> PresentedAuthorization:
     """Parses the value of `PAYMENT-SIGNATURE` (version 2). Raises `Refusal`."""
     content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
-    _check_version(content, 2)
+    check_version(content, 2)
     accepted = take_object(content, "accepted")
     _check_scheme(accepted)
-    try:
-        chain_id = parse_network(take_text(accepted, "network"))
-    except ValueError as exc:
-        raise Refusal(explain_authorization(AuthorizationReason.NETWORK)) from exc
+    chain_id = parse_accepted_network(accepted)
     payload = take_object(content, "payload")
     token = take_address(accepted, "asset")
     transfer = _parse_payload(payload)
@@ -127,27 +124,44 @@ def parse_payment(value: bytes, *, limits: Limits) -> PresentedAuthorization:
         dialect=Dialect.X402_V2,
         chain_id=chain_id,
         token=token,
-        identifier=_find_identifier(content.get("extensions")),
-        fault=_find_contradiction(content, accepted, chain_id, transfer["base_units"])
-        or find_unknown_member(
-            ("", content, _ENVELOPE | _REPEATED),
-            ("accepted", accepted, _ACCEPTED | _REPEATED_ACCEPTED),
-            *_list_signed_places(payload),
-        ),
+        identifier=find_identifier(content.get("extensions")),
+        fault=find_envelope_fault(content, accepted, amount=str(transfer["base_units"]))
+        or find_unknown_member(*_list_signed_places(payload)),
+    )
+
+
+def parse_accepted_network(accepted: Mapping[str, Any]) -> ChainId:
+    """The chain that the entry `accepted` of a payment names. Raises `Refusal`."""
+    try:
+        return parse_network(take_text(accepted, "network"))
+    except ValueError as exc:
+        raise Refusal(explain_authorization(AuthorizationReason.NETWORK)) from exc
+
+
+def find_envelope_fault(
+    content: Mapping[str, Any], accepted: Mapping[str, Any], *, scheme: str = SCHEME, amount: str = ""
+) -> Problem | None:
+    """The problem of a member outside `payload` that version 2 does not define, or that contradicts one that it defines; None without
+    one. `accepted` has a scheme and a network. `amount`: the amount where `accepted` has none."""
+    return _find_contradiction(
+        content, accepted, scheme, accepted.get("amount", amount)
+    ) or find_unknown_member(
+        ("", content, _ENVELOPE | _REPEATED),
+        ("accepted", accepted, _ACCEPTED | _REPEATED_ACCEPTED),
     )
 
 
 def _find_contradiction(
-    content: Mapping[str, Any], accepted: Mapping[str, Any], chain_id: ChainId, base_units: int
+    content: Mapping[str, Any], accepted: Mapping[str, Any], scheme: str, amount: object
 ) -> Problem | None:
     """The problem of a member of version 1 or of an older draft that does not repeat its member of version 2. Clients that pay both versions send them;
     an equal value has one reading, a different one has two."""
     resource = content.get("resource")
     offered: Mapping[str, Any] = resource if isinstance(resource, dict) else {}
-    amount = accepted.get("amount", str(base_units))
+    network = accepted["network"]
     repeated = [
-        ("scheme", content, (SCHEME,)),
-        ("network", content, (accepted["network"], network_name_v1(chain_id))),
+        ("scheme", content, (scheme,)),
+        ("network", content, (network, network_name_v1(parse_network(network)))),
         ("maxAmountRequired", accepted, (amount,)),
         *((name, accepted, (offered[key],)) for name, key in _REPEATED_RESOURCE if key in offered),
     ]
@@ -162,7 +176,7 @@ def _find_contradiction(
 def parse_payment_v1(value: bytes, *, limits: Limits) -> PresentedAuthorization:
     """Parses the value of `X-PAYMENT` (version 1). Raises `Refusal`."""
     content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
-    _check_version(content, 1)
+    check_version(content, 1)
     _check_scheme(content)
     chain_id = _V1_CHAINS.get(take_text(content, "network"))
     if chain_id is None:
@@ -177,7 +191,8 @@ def parse_payment_v1(value: bytes, *, limits: Limits) -> PresentedAuthorization:
     )
 
 
-def _check_version(content: Mapping[str, Any], version: int) -> None:
+def check_version(content: Mapping[str, Any], version: int) -> None:
+    """Raises `Refusal` where the content is of another version of x402."""
     sent = content.get("x402Version")
     if type(sent) is not int:
         raise unreadable("`x402Version` must be an integer.")
@@ -203,7 +218,7 @@ def _list_signed_places(
     return ("payload", payload, _PAYLOAD), ("payload.authorization", authorization, SIGNED_FIELDS)
 
 
-def _find_identifier(extensions: object) -> str | None:
+def find_identifier(extensions: object) -> str | None:
     """The client's id for this payment. A malformed id is refused, not ignored, because the client relies on it."""
     extension = extensions.get(PAYMENT_IDENTIFIER) if isinstance(extensions, dict) else None
     info = extension.get("info") if isinstance(extension, dict) else None
