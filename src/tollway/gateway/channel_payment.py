@@ -39,7 +39,7 @@ from tollway.gateway.rail import (
 )
 from tollway.gateway.routing import Route
 from tollway.identity.signatures import recover
-from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ids import Address, CallId, ChainId, ChannelId, TxHash
 from tollway.ledger.channels import (
     CeilingMismatch,
     Channel,
@@ -116,7 +116,7 @@ OFFERS_MAX = 4_096
 class ChannelChains(Protocol):
     """What a channel call reads of a chain."""
 
-    async def fetch_channel(self, chain_id: ChainId, channel_id: bytes) -> ChannelFacts:
+    async def fetch_channel(self, chain_id: ChainId, channel_id: ChannelId) -> ChannelFacts:
         """Raises `ChainUnavailable`."""
         ...
 
@@ -618,9 +618,7 @@ class ChannelPayment(CallPayment):
             nonce=deposit_nonce(voucher.channel_id, deposit.salt),
             signature=deposit.signature,
             dialect=Dialect.X402_V2,
-            deposit=ChannelDeposit(
-                config=voucher.config, channel_id=voucher.channel_id, salt=deposit.salt
-            ),
+            deposit=ChannelDeposit(config=voucher.config, channel_id=voucher.channel_id, salt=deposit.salt),
         )
 
     # ---- Claim, with a held connection.

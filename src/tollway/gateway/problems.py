@@ -17,7 +17,7 @@ from tollway.errors import (
     UpstreamBadResponse,
     UpstreamTimeout,
 )
-from tollway.gateway.messages import CallRefused, ClientGone, ProblemResponse, ProxyRequest, Quote
+from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProblemResponse, ProxyRequest, Quote
 from tollway.identity.siwe import HOST_CHARACTERS_MAX
 from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempotency_key, read_idempotency_key
 from tollway.ledger.ledger import Claim

@@ -20,8 +20,9 @@ Source: x402 specification, schemes/batch-settlement (EVM).
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tollway.ids import CallId, ChainId
-from tollway.ledger.records import CallState, ChannelConfig
+from tollway.chain.channel_contract import ChannelConfig
+from tollway.ids import CallId, ChainId, ChannelId
+from tollway.ledger.records import CallState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Channel:
     has the channel, with its state. `facts`: the chain as it was read last; the balance of the payment may be newer."""
 
     key: int
-    id: bytes
+    id: ChannelId
     chain_id: ChainId
     config: ChannelConfig
     payment_id: int
@@ -87,7 +88,7 @@ class ChannelClaim:
     """What a claim shows of a channel. `step_units`: what the voucher adds to the announced sum, a maximum of the terms; the call may cost less. `deposit_units`: the deposit that settles with the call; 0 for a voucher alone. `unclaimed_max`: how much one payer may
     owe beyond what is claimed on the chain, on this channel, after this call."""
 
-    channel_id: bytes
+    channel_id: ChannelId
     voucher: Voucher
     step_units: int
     deposit_units: int

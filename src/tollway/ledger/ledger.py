@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tollway.audit_log import AuditOrigin
-from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.chain.channel_contract import ChannelConfig
+from tollway.ids import Address, CallId, ChainId, ChannelId, ListingId, TxHash
 from tollway.ledger.channels import Channel, ChannelClaim, ChannelFacts, ChannelRefusal
 from tollway.ledger.records import (
     Authorization,
     AuthorizationKey,
     AuthorizedCall,
     CallState,
-    ChannelConfig,
     Cover,
     Delivery,
     KeyedCall,
@@ -600,10 +600,16 @@ class Ledger(SettlementLedger, Protocol):
 class ChannelLedger(Protocol):
     """The channels: what is on their chain, and what their calls have taken."""
 
-    async def find_channel(self, chain_id: ChainId, channel_id: bytes) -> Channel | None: ...
+    async def find_channel(self, chain_id: ChainId, channel_id: ChannelId) -> Channel | None: ...
 
     async def open_channel(
-        self, chain_id: ChainId, channel_id: bytes, config: ChannelConfig, facts: ChannelFacts, *, now_ms: int
+        self,
+        chain_id: ChainId,
+        channel_id: ChannelId,
+        config: ChannelConfig,
+        facts: ChannelFacts,
+        *,
+        now_ms: int,
     ) -> Channel:
         """The channel in the ledger; added where it is not there yet. A new one begins with the claimed sum of the chain as its announced sum."""
         ...

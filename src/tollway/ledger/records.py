@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from tollway.chain.channel_contract import ChannelConfig
 from tollway.errors import Code
-from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ids import Address, CallId, ChainId, ChannelId, ListingId, TxHash
 from tollway.money import LEDGER_DECIMALS_MAX, format_decimal
 
 
@@ -260,25 +261,11 @@ class AuthorizationKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelConfig:
-    """The members of a channel, which its id is the hash of. `payer_authorizer`: signs the vouchers. `receiver_authorizer`: signs the claims, a key of
-    this gateway. `withdraw_delay`: seconds from the begin of a withdrawal to its end."""
-
-    payer: Address
-    payer_authorizer: Address
-    receiver: Address
-    receiver_authorizer: Address
-    token: Address
-    withdraw_delay: int
-    salt: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelDeposit:
     """What an authorisation pays into: a channel. `salt`: 32 bytes, of the authorisation's nonce."""
 
     config: ChannelConfig
-    channel_id: bytes
+    channel_id: ChannelId
     salt: bytes
 
 
