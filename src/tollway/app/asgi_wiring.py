@@ -21,11 +21,12 @@ from tollway.chain.nodes import read_head_times
 from tollway.gateway.access import AccessControl
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.call_observer import CallObserver
+from tollway.gateway.channel_payment import ChannelRail, join_requirements
 from tollway.gateway.decisions import DecisionMemory
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
 from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.proxy import Proxy
-from tollway.gateway.rail import ClockAndEntropy, FreeRail, StoreResponse
+from tollway.gateway.rail import ClockAndEntropy, FreeRail, PaymentRail, StoreResponse
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
 from tollway.gateway.transaction_payment import TransactionRail
@@ -301,11 +302,17 @@ class AsgiBuilder:
             clock=clock,
             is_x402=settings.x402,
         )
+        channels = self._make_channel_rail(idempotency, clock)
+        find_requirements = authorizations.find_requirements
+        rails: tuple[PaymentRail, ...] = (transactions, authorizations)
+        if channels is not None:
+            find_requirements = partial(join_requirements, authorizations, channels)
+            rails = (transactions, channels, authorizations)
         return CallPipeline(
             host=self._origin.authority,
             allow_private=settings.allow_private_endpoints,
             catalog=parts.catalog,
-            rails=(transactions, authorizations),
+            rails=rails,
             free_rail=FreeRail(ledger=parts.ledger, access=access, limits=limits, clock=clock),
             idempotency=idempotency,
             access=access,
@@ -319,8 +326,26 @@ class AsgiBuilder:
             ),
             proxy=self._make_proxy(idempotency.store_response),
             limits=limits,
-            find_requirements=authorizations.find_requirements,
+            find_requirements=find_requirements,
             is_verified=self._find_verification(),
+        )
+
+    def _make_channel_rail(self, idempotency: Idempotency, clock: ClockAndEntropy) -> ChannelRail | None:
+        parts, services = self._parts, self._parts.settlement_services
+        networks = services.channel_networks
+        if networks is None:
+            return None
+        return ChannelRail(
+            ledger=parts.ledger,
+            channel_ledger=parts.channel_ledger,
+            chains=networks,
+            settlement=services.settlement,
+            idempotency=idempotency,
+            rules=parts.rules,
+            channel_rules=networks.rules,
+            limits=self._limits,
+            clock=clock,
+            public_url=self._settings.public_url,
         )
 
     def _make_clock(self) -> ClockAndEntropy:

@@ -24,7 +24,7 @@ from tollway.config.settings import Settings, ensure_secret_key
 from tollway.errors import SettingsInvalid
 from tollway.gateway.call_rates import CallRateLimits
 from tollway.identity.sessions import SignIn
-from tollway.identity.signatures import SignatureVerifier
+from tollway.identity.signatures import ChannelAuthorizer, SignatureVerifier
 from tollway.identity.siwe import PublicOrigin, parse_origin
 from tollway.ids import ChainId, format_network
 from tollway.ledger.records import Payment
@@ -34,6 +34,8 @@ from tollway.observability.recent_metrics import RecentMetrics
 from tollway.observability.telemetry import BackgroundTaskStatus, Metrics
 from tollway.outbound.client import HttpClient
 from tollway.outbound.probes import Fetcher
+from tollway.payments.channel_networks import make_channel_rules
+from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.reorg_watcher import ReorgTraces, ReorgWatcher
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transaction_verifier import TransactionVerifier
@@ -144,6 +146,7 @@ class GatewayParts:
             background=self.background,
             metrics=make_settlement_metrics(self.metrics),
             traces=self.trace_sampler,
+            channel_rules=self._make_channel_rules(),
         )
         self.watcher = self._make_watcher()
         for chain_id, rules in self.rules.items():
@@ -252,6 +255,15 @@ class GatewayParts:
     def _settlement_rules(self) -> dict[ChainId, SettlementRules]:
         networks = self.settings.networks if self.settings.x402 or self.settings.mpp else ()
         return {network.rules.chain_id: network.settlement for network in networks}
+
+    def _make_channel_rules(self) -> dict[ChainId, ChannelRules] | None:
+        if not self.settings.channels or not self.settings.x402:
+            return None
+        authorizers = tuple(
+            ChannelAuthorizer.derive(key.get_secret_value(), origin=str(self.origin), restores=0).address
+            for key in self.settings.secret_keys
+        )
+        return make_channel_rules(self.rules, self._settlement_rules(), authorizers=authorizers)
 
     def _make_chains(self) -> RpcReader:
         return RpcReader(

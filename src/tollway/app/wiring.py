@@ -24,6 +24,8 @@ from tollway.observability.call_trace import TraceSampler
 from tollway.outbound.client import HttpClient
 from tollway.outbound.dns import TxtRecords
 from tollway.outbound.probes import OwnershipChecker
+from tollway.payments.channel_networks import ChannelNetworks
+from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.facilitator import FacilitatorClient, HttpFacilitatorTransport
 from tollway.payments.gas import NO_METRICS, GasBudget, SettlementMetrics
 from tollway.payments.held_calls import HeldCalls
@@ -67,7 +69,9 @@ class SettlementServices:
         background: BackgroundTasks,
         metrics: SettlementMetrics = NO_METRICS,
         traces: TraceSampler | None = None,
+        channel_rules: Mapping[ChainId, ChannelRules] | None = None,
     ) -> None:
+        """`channel_rules` None: channels are off."""
         self._background = background
         self._ledger = ledger
         self._limits = limits
@@ -87,6 +91,9 @@ class SettlementServices:
             facilitators=facilitators,
             metrics=metrics,
             task=background[TaskName.GAS_CHECK],
+        )
+        self.channel_networks = (
+            None if channel_rules is None else ChannelNetworks(chains, channel_rules, gas_budget)
         )
         self._receipt_poller = ReceiptPoller(chains, tuple(rules), task=background[TaskName.RECEIPT_POLLING])
         self._orphans = Orphans(ledger)
@@ -145,6 +152,8 @@ class SettlementServices:
         """Reads the gas prices, so that the first 402 offers what can be settled. A chain that is unavailable may come back later."""
         await self._facilitator_http.open()
         await self.gas_budget.refresh()
+        if self.channel_networks is not None:
+            await self.channel_networks.refresh()
 
     async def close(self) -> None:
         await self._facilitator_http.close()
@@ -154,6 +163,10 @@ class SettlementServices:
         sweep = partial(self._background[TaskName.SETTLEMENT_SWEEP].supervise, self._sweep)
         tasks.start(TaskName.GAS_CHECK, self.gas_budget.run)
         tasks.start(TaskName.RECEIPT_POLLING, self._receipt_poller.run)
+        if self.channel_networks is not None:
+            tasks.start_periodic(
+                TaskName.CHANNEL_CHECK, self._limits.sweep_interval_s, self.channel_networks.refresh
+            )
         tasks.start_periodic(
             TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self._orphans.mark_due
         )

@@ -255,7 +255,8 @@ class Settings(BaseSettings):
     `secret_keys`: the key in use first. It encrypts and signs; the others decrypt, verify and are published beside it during a change of keys. Empty:
     `ensure_secret_key` makes or reads the file at `secret_key_file`. `unfinal_spend_max_nano`: by currency; a currency without an entry has no maximum.
     `retired_receipt_signers`: the addresses of keys that signed offers and receipts and sign no more. They stay in `did.json`, so that old receipts
-    verify. `x402`, `mpp`: whether signed authorisations are accepted in these protocols, on the networks that can settle them.
+    verify. `x402`, `mpp`: whether signed authorisations are accepted in these protocols, on the networks that can settle them. `channels`: whether x402
+    channels are offered too.
     """
 
     model_config = SettingsConfigDict(
@@ -296,6 +297,7 @@ class Settings(BaseSettings):
     name_servers: Annotated[tuple[NameServer, ...], _parsed_by(parse_name_servers)] = ()
     x402: bool = True
     mpp: bool = True
+    channels: bool = False
     unfinal_spend_max_nano: Annotated[Mapping[str, int], _parsed_by(parse_maxima)] = Field(
         default_factory=lambda: MappingProxyType({}), validation_alias="unfinal_spend_max"
     )

@@ -17,6 +17,7 @@ from typing import Protocol, assert_never
 from tollway.chain.networks import ChainRules
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
+from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.body import ForwardBody, load_hashed, too_large
 from tollway.gateway.idempotency import Idempotency, Repeat, explain_key_used
 from tollway.gateway.messages import CallRefused, ProxyRequest, ProxyResponse
@@ -274,6 +275,20 @@ class ChannelRail:
         if channel is not None and voucher.ceiling <= channel.published:
             return ()
         return (voucher.config.payer,)
+
+
+def join_requirements(
+    authorizations: AuthorizationRail,
+    channels: ChannelRail,
+    operation_price: OperationPrice,
+    listing: Listing,
+) -> tuple[PaymentRequirement, ...]:
+    """The payment requirements of a 402. Clients take the first entry whose scheme they know: a metered price can be paid over a channel alone, a
+    fixed one first by a single authorisation."""
+    return (
+        *authorizations.find_requirements(operation_price, listing),
+        *channels.find_requirements(operation_price, listing),
+    )
 
 
 def _names_channel(value: bytes, limits: Limits) -> bool:

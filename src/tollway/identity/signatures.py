@@ -257,8 +257,8 @@ def _encode_arguments(*words: bytes, last: bytes) -> bytes:
 _PURPOSE = b"tollway offers and receipts"
 
 
-class ReceiptSigner:
-    """Signs offers and receipts. `address` is published."""
+class DerivedSigner:
+    """A key that is derived from the gateway's secret key. `address` is published."""
 
     __slots__ = ("_key", "address")
 
@@ -266,14 +266,33 @@ class ReceiptSigner:
         self._key = key
         self.address = derive_address(key)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.address})"
+
+    def sign(self, digest: bytes) -> bytes:
+        """65 bytes r || s || v over a 32-byte digest, s low, v 27 or 28."""
+        return sign_digest(self._key, digest)
+
+
+class ReceiptSigner(DerivedSigner):
+    """Signs offers and receipts."""
+
+    __slots__ = ()
+
     @classmethod
     def derive(cls, secret: bytes) -> Self:
         """The same secret always gives the same signer."""
         return cls(coincurve.PrivateKey(hmac.digest(secret, _PURPOSE, "sha256")))
 
-    def __repr__(self) -> str:
-        return f"ReceiptSigner({self.address})"
 
-    def sign(self, digest: bytes) -> bytes:
-        """65 bytes r || s || v over a 32-byte digest, s low, v 27 or 28."""
-        return sign_digest(self._key, digest)
+class ChannelAuthorizer(DerivedSigner):
+    """Signs the claims and the refunds of channels (`receiverAuthorizer`). It can pay only the receiver or the payer of a channel."""
+
+    __slots__ = ()
+
+    @classmethod
+    def derive(cls, secret: bytes, *, origin: str, restores: int) -> Self:
+        """Two gateways with other public URLs never sign for one channel; nor does a restored database for the channels from before: it does not know
+        which of their vouchers it has counted. `restores`: how often the database was restored."""
+        purpose = b"tollway channel authorizer\0%d\0" % restores + origin.encode()
+        return cls(coincurve.PrivateKey(hmac.digest(secret, purpose, "sha256")))

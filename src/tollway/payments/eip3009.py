@@ -20,8 +20,9 @@ _RECEIVE_TYPE = keccak256(b"ReceiveWithAuthorization" + _FIELDS)
 
 
 def authorization_digest(authorization: "Authorization", domain: TokenDomain) -> bytes:
-    """The 32 bytes that the payer signs (EIP-3009; EIP-712 under the token's domain)."""
-    return transfer_digest(
+    """The 32 bytes that the payer signs (EIP-3009; EIP-712 under the token's domain). A deposit is an authorisation that only its payee may send."""
+    digest = transfer_digest if authorization.deposit is None else receive_digest
+    return digest(
         domain,
         chain_id=authorization.chain_id,
         token=authorization.token,

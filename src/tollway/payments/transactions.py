@@ -17,6 +17,7 @@ from itertools import islice
 
 import structlog
 
+from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, encode_deposit, read_deposit_valid_before
 from tollway.chain.multicall import MULTICALL3, parse_calls
 from tollway.chain.port import ChainFacts, Fees, NotMined, SendFault, SendRefused, SettlementChain
 from tollway.chain.signer import GasKey, read_transaction
@@ -68,7 +69,18 @@ class TransferCall:
 
 
 def encode_settlement(authorization: Authorization, deployment: Deployment | None) -> tuple[Address, bytes]:
-    """The transaction that settles the authorisation: its recipient and its calldata. Without a deployment, the recipient is the token."""
+    """The transaction that settles the authorisation: its recipient and its calldata. Without a deployment, the recipient is the token; that of a deposit is
+    the contract of its channel."""
+    deposit = authorization.deposit
+    if deposit is not None:
+        return SETTLEMENT_CONTRACT, encode_deposit(
+            deposit.config,
+            amount=authorization.base_units,
+            valid_after=authorization.valid_after,
+            valid_before=authorization.valid_before,
+            salt=deposit.salt,
+            signature=authorization.signature,
+        )
     transfer = encode_transfer_call(authorization)
     if deployment is None:
         return authorization.token, transfer
@@ -167,6 +179,8 @@ def read_valid_before(attempt: SettlementAttempt) -> int:
     calldata = tx_fields.calldata
     if calldata and tx_fields.to == MULTICALL3:
         calldata = parse_calls(calldata)[-1].calldata  # the transfer follows the deployment
+    if calldata and tx_fields.to == SETTLEMENT_CONTRACT:
+        return read_deposit_valid_before(calldata)
     return int.from_bytes(calldata[_VALID_BEFORE], "big")
 
 

@@ -114,8 +114,9 @@ class PaymentRequiredRenderer:
             headers.append(
                 (REQUIRED_HEADER, self._find_required_header(template, requirements, url, error, int(now_s)))
             )
-        if requirements and self._challenger is not None:
-            headers.append((CHALLENGE_HEADER, self._challenge(self._challenger, requirements[0], call)))
+        charge = next((one for one in requirements if one.channel is None), None)
+        if charge is not None and self._challenger is not None:
+            headers.append((CHALLENGE_HEADER, self._challenge(self._challenger, charge, call)))
         return RenderedQuote(members=members, headers=headers)
 
     def _link(self, listing: Listing) -> bytes:
@@ -149,7 +150,8 @@ class PaymentRequiredRenderer:
             extensions = self._extensions(listing, method, path)
             encoder = PaymentRequiredEncoder(requirements, resource, extensions=extensions)
         quoted = requirements if self._is_x402 else ()
-        payment = self._payment_json(quote, frozenset(requirement.asset for requirement in quoted))
+        authorizable = frozenset(requirement.asset for requirement in quoted if requirement.channel is None)
+        payment = self._payment_json(quote, authorizable)
         members_v1 = {} if encoder is None else encoder.members
         return _QuoteTemplate(members=JsonTemplate({"payment": payment, **members_v1}), encoder=encoder)
 
@@ -219,7 +221,7 @@ class PaymentRequiredRenderer:
     def _challenge(
         self, challenger: Challenger, requirement: PaymentRequirement, call: ProxyRequest
     ) -> bytes:
-        """The challenge of MPP for the first requirement only, because its clients use the first of several. The salt makes each challenge unique."""
+        """The challenge of MPP for the first requirement that one authorisation meets, because its clients use the first of several. The salt makes each challenge unique."""
         return challenger.challenge(
             requirement,
             build_challenge_route(call),
