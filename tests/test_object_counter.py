@@ -1,3 +1,4 @@
+import asyncio
 import enum
 import importlib
 import inspect
@@ -10,10 +11,12 @@ import pytest
 
 import tollway
 from tests.kit.object_counter import Creations, ObjectCounter
+from tests.kit.payer import USDC
 from tests.kit.waits import DEADLINE_S
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.ids import Address, CallId, TxHash
 from tollway.ledger.records import KeyName
+from tollway.observability.background import run_all
 from tollway.outbound.http1 import HeadLimits, ResponseParser
 from tollway.storage.engine.postgres import NoServerAvailable
 
@@ -86,19 +89,24 @@ def test_functions_and_modules_are_those_of_the_product() -> None:
     creations = count(lambda: [TxHash.parse("0x" + "00" * 32) for _ in range(2)])
     assert [code.co_qualname for code in creations.functions] == ["TxHash.parse"]
     assert [path.rpartition("/")[2] for path in creations.modules] == ["ids.py"]
-    assert creations.moves == 1
+    assert creations.moves == 2, "each was begun by another package"
 
 
-def test_a_move_is_counted_where_the_module_changes() -> None:
-    def make() -> None:
-        for _ in range(3):
-            TxHash.parse("0x" + "00" * 32)
-        HeadLimits(head_bytes=1, line_bytes=1, headers=1)
-        ResponseParser("GET", LIMITS)
-        TxHash.parse("0x" + "00" * 32)
+def test_a_move_is_counted_where_a_function_begins_one_of_another_module() -> None:
+    creations = count(lambda: [USDC.network, USDC.network])
+    assert {path.rpartition("/")[2] for path in creations.modules} == {"money.py", "ids.py"}
+    assert creations.moves == 4
 
-    creations = count(make)
-    assert (len(creations.modules), creations.moves) == (2, 3)
+
+@pytest.mark.parametrize("waits", [0, 5])
+def test_a_wait_is_no_move(waits: int) -> None:
+    async def wait() -> None:
+        for _ in range(waits):
+            await asyncio.sleep(0)
+
+    creations = count(lambda: asyncio.run(run_all([wait])))
+    assert {code.co_qualname for code in creations.functions} == {"run_all", "_catch", "_result_of"}
+    assert creations.moves == 2, "the event loop begins `_catch`"
 
 
 UNSEEN = {Address, TxHash, NoServerAvailable}

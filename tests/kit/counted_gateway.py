@@ -1,6 +1,7 @@
 """A whole gateway behind its own server, in this process, whose work is counted: `run_counted_gateway`. Loaded by `conftest.py`.
 
-Its settings have everything that a gateway does by the clock done at its start and then not again. Nothing is counted before that is done.
+Everything that a gateway does by the clock it does at its start and then not again (`QUIET`, `stop_clocks`). Nothing is counted before that is done, so a count
+is the same on a slow machine.
 """
 
 import asyncio
@@ -8,6 +9,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from tests.kit.fixed_limits import load_with_fixed_limits, name_variable
@@ -24,6 +26,7 @@ from tests.kit.work_counter import (
     count_sqlite,
 )
 from tollway.app.lifecycle import App
+from tollway.app.runtime import now_ms
 from tollway.observability.background import TaskName
 
 QUIET = {
@@ -31,19 +34,14 @@ QUIET = {
     for name, value in {
         "OWNER_LEASE_S": "3600",
         "OWNER_RENEW_S": "900",
-        "RECOVERY_INTERVAL_S": "900",
-        "WATCH_INTERVAL_S": "900",
-        "FIGURES_INTERVAL_S": "900",
-        "SWEEP_INTERVAL_S": "900",
         "GAS_REFRESH_S": "900",
         "RPC_DEADLINE_S": "20",
         "LEADER_POLL_S": "900",
         "LEADER_LEASE_S": "1800",
-        "QUALITY_FLUSH_S": "900",
         "FREE_CALLS_PER_MINUTE": "100000",
     }.items()
 }
-"""Whatever a gateway does by the clock it does at its start and then not again."""
+"""The first rounds of a gateway are its last ones."""
 ON_DEMAND = frozenset(
     {
         TaskName.LEDGER_WRITER,
@@ -59,9 +57,8 @@ ON_DEMAND = frozenset(
     }
 )
 """Background tasks that do nothing before there is work, or whose run lasts as long as this gateway leads. Each other one has a first round."""
+ROUND_S = 3_600.0
 DEADLINE_S = 60.0
-LISTING_QUERY = r"^SELECT listing\.revision"
-"""A busy listing is looked at twice a second (decision 14). A call that happens to look is counted again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +90,6 @@ class CountedGateway:
             await poll(is_over, what="the last write of a call")
             return span.take()
 
-    async def count_alone(self, ask: Callable[[], Awaitable[Any]], *, finishes: int = 1) -> Work:
-        """The same, of a call in which nothing was looked at only because half a second had passed."""
-        ends = time.monotonic() + DEADLINE_S
-        while True:
-            work = await self.count(ask, finishes=finishes)
-            if not work.count(LISTING_QUERY):
-                return work
-            assert time.monotonic() < ends, "every call asks the database for its listing"
-
     async def pay(self, calls: int = 1) -> Any:
         return await self.cluster.send_tokens(self.caller, self.provider.address, calls * PRICE_UNITS)
 
@@ -116,9 +104,24 @@ class CountedGateway:
         return bound(self.caller, tx_hash, gateway, self.api_id, "/quote/ETH", chain_id=chain_id)
 
 
+def stop_clocks(app: App) -> None:
+    """No background task begins a second round, unless it is woken. Nothing that a gateway has in memory gets older: the listings, which a call would read again
+    (decision 14), and the set of wallets with a webhook."""
+    for task in app.background:
+        vars(task)["pause"] = partial(_pause_long, task.pause)
+    stopped_ms, stopped_s = now_ms(), time.monotonic()
+    vars(app.catalog)["_now_ms"] = lambda: stopped_ms
+    vars(app.events)["_clock"] = lambda: stopped_s
+
+
+async def _pause_long(pause: Callable[[float], Awaitable[None]], seconds: float) -> None:
+    await pause(max(seconds, ROUND_S))
+
+
 @contextlib.asynccontextmanager
 async def run_app(env: dict[str, str]) -> AsyncIterator[App]:
     async with App(load_with_fixed_limits(env)) as app:
+        stop_clocks(app)
         serving = asyncio.get_running_loop().create_task(app.serve())
         try:
             await app.server.wait_up()

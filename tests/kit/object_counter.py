@@ -9,7 +9,8 @@ Counted, in every thread that starts inside `watching` and in the thread that op
 - **Functions**: code objects of files of `tollway` that were entered, closures and generators included, comprehensions not. One that
   was entered twice counts once.
 - **Modules**: the files of these functions.
-- **Moves**: how often a thread entered a function of another module than the one that it had entered before.
+- **Moves**: how often a function of one module began a function of another, or the event loop began one. A coroutine that goes on after a wait has
+  moved nowhere: how often it waits, and what runs meanwhile, is the machine's.
 
 Objects are counted in two sums. `in_transactions`: made inside a transaction on the database, where the writer works on a whole batch; on SQLite that is
 another thread. `in_call`: all others, so what the call's task makes, and what the writer makes around the batch.
@@ -20,6 +21,8 @@ another package: tuples, lists, closures, bound methods, coroutines, tasks, futu
 """
 
 import contextlib
+import dis
+import functools
 import sys
 import threading
 from collections import Counter
@@ -101,7 +104,6 @@ class ObjectCounter:
 
     def __init__(self) -> None:
         self._creations: Creations | None = None
-        self._last_module: dict[int, str] = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -115,7 +117,6 @@ class ObjectCounter:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[Creations]:
-        self._last_module.clear()
         creations = self._creations = Creations()
         sys.setprofile(self._profile)
         try:
@@ -130,7 +131,7 @@ class ObjectCounter:
             return
         code = frame.f_code
         if code.co_filename.startswith(_ROOT) and code.co_name not in _COMPREHENSIONS:
-            self._note_function(creations, code)
+            self._note_function(creations, frame)
         kind = _find_created_class(frame, code)
         if kind is not None:
             place = (f"{kind.__module__.removeprefix(_PACKAGE)}.{kind.__qualname__}", _find_place(frame))
@@ -138,12 +139,26 @@ class ObjectCounter:
             with self._lock:
                 sums[place] += 1
 
-    def _note_function(self, creations: Creations, code: CodeType) -> None:
-        thread = threading.get_ident()
+    def _note_function(self, creations: Creations, frame: FrameType) -> None:
+        code = frame.f_code
+        is_move = frame.f_lasti == _find_start(code) and _find_outer_file(frame) != code.co_filename
         with self._lock:
             creations.functions.add(code)
-            creations.moves += self._last_module.get(thread) != code.co_filename
-            self._last_module[thread] = code.co_filename
+            creations.moves += is_move
+
+
+@functools.cache
+def _find_start(code: CodeType) -> int:
+    """Where a function begins; at each other `RESUME` a coroutine or a generator goes on."""
+    return code.co_code[::2].index(dis.opmap["RESUME"]) * 2
+
+
+def _find_outer_file(frame: FrameType) -> str | None:
+    """The file of the innermost function of `tollway` around this one; None where other code, such as the event loop, began it."""
+    outer = frame.f_back
+    while outer is not None and not outer.f_code.co_filename.startswith(_ROOT):
+        outer = outer.f_back
+    return None if outer is None else outer.f_code.co_filename
 
 
 def _find_created_class(frame: FrameType, code: CodeType) -> type | None:
