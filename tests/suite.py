@@ -56,6 +56,7 @@ CLASSES: dict[str, Class] = {
     "sandbox/test_chain.py": "test",
     "sandbox/test_chain_anvil.py": "test",
     "sandbox/test_chain_artifacts.py": "test",
+    "sandbox/test_chain_channels.py": "test",
     "sandbox/test_chain_playground.py": "test",
     "sandbox/test_chain_stranded_transactions.py": "test",
     "sandbox/test_demo_wallet.py": "test",

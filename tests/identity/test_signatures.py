@@ -2,7 +2,7 @@ import json
 from importlib.resources import files
 
 import pytest
-from eth_abi.abi import decode, encode
+from eth_abi.abi import decode
 from eth_account import Account
 from eth_account.messages import encode_defunct, encode_typed_data
 from hypothesis import given
@@ -12,7 +12,6 @@ from tollway.chain.port import ContractResult
 from tollway.errors import ChainUnavailable
 from tollway.identity.signatures import (
     SignatureVerifier,
-    _encode_arguments,
     eip191_digest,
     paid_call_digest,
     parse_signature,
@@ -267,12 +266,3 @@ class TestJudge:
     async def test_only_one_byte_of_the_validator_is_yes(self, verifier, chain, answer) -> None:
         chain.answer = answer
         assert not await verifier.is_signed_for_authentication(CONTRACT, DIGEST, b"x" + MAGIC_TAIL, [CHAIN])
-
-
-@given(st.binary(min_size=20, max_size=20), st.binary(min_size=32, max_size=32), st.binary(max_size=200))
-def test_arguments_are_encoded_as_every_contract_reads_them(
-    address: bytes, digest: bytes, last: bytes
-) -> None:
-    assert _encode_arguments(digest, last=last) == encode(["bytes32", "bytes"], [digest, last])
-    three = encode(["address", "bytes32", "bytes"], [address, digest, last])
-    assert _encode_arguments(bytes(12) + address, digest, last=last) == three

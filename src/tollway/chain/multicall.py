@@ -9,14 +9,24 @@ The transaction reverts when a call fails that may not fail. Source: `aggregate3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tollway.ids import Address, keccak256
+from tollway.chain.abi_words import (
+    WORD,
+    Dynamic,
+    compute_selector,
+    encode_arguments,
+    encode_array,
+    encode_bytes,
+    read_bytes,
+    read_number,
+    read_slice,
+    split_array,
+    word,
+)
+from tollway.ids import Address
 
 MULTICALL3 = Address.parse("0xcA11bde05977b3631167028862bE2a173976CA11")
 
-_AGGREGATE_SELECTOR = keccak256(b"aggregate3((address,bool,bytes)[])")[:4]
-_WORD = 32
-_PAD = bytes(12)
-_CALL_HEAD = 3 * _WORD
+_AGGREGATE_SELECTOR = compute_selector("aggregate3((address,bool,bytes)[])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +46,11 @@ class CallReturn:
 
 def encode_calls(calls: Sequence[ContractCall]) -> bytes:
     """Calldata of `aggregate3`, in this order."""
-    return _AGGREGATE_SELECTOR + _word(_WORD) + _encode_array([_encode_call(call) for call in calls])
+    encoded = [
+        Dynamic(encode_arguments(word(call.to), word(int(call.may_fail)), encode_bytes(call.calldata)))
+        for call in calls
+    ]
+    return _AGGREGATE_SELECTOR + encode_arguments(encode_array(encoded))
 
 
 def parse_calls(calldata: bytes) -> tuple[ContractCall, ...]:
@@ -45,59 +59,19 @@ def parse_calls(calldata: bytes) -> tuple[ContractCall, ...]:
         raise ValueError("not calldata of aggregate3")
     return tuple(
         ContractCall(
-            to=Address(_slice(item, 12, 20)),
-            calldata=_read_bytes(item, _read_number(item, 2 * _WORD)),
-            may_fail=_read_number(item, _WORD) != 0,
+            to=Address(read_slice(element, 12, 20)),
+            calldata=read_bytes(element, read_number(element, 2 * WORD)),
+            may_fail=read_number(element, WORD) != 0,
         )
-        for item in _split_array(calldata[4:])
+        for element in split_array(calldata[4:])
     )
 
 
 def parse_returns(payload: bytes) -> tuple[CallReturn, ...]:
     """The results of `aggregate3`. Raises ValueError for other payloads, such as that of an address without code."""
     return tuple(
-        CallReturn(succeeded=_read_number(item, 0) != 0, payload=_read_bytes(item, _read_number(item, _WORD)))
-        for item in _split_array(payload)
+        CallReturn(
+            succeeded=read_number(element, 0) != 0, payload=read_bytes(element, read_number(element, WORD))
+        )
+        for element in split_array(payload)
     )
-
-
-def _encode_call(call: ContractCall) -> bytes:
-    length = len(call.calldata)
-    head = _PAD + call.to + _word(int(call.may_fail)) + _word(_CALL_HEAD)
-    return head + _word(length) + call.calldata + bytes(-length % _WORD)
-
-
-def _encode_array(items: Sequence[bytes]) -> bytes:
-    offsets, place = b"", len(items) * _WORD
-    for item in items:
-        offsets += _word(place)
-        place += len(item)
-    return _word(len(items)) + offsets + b"".join(items)
-
-
-def _split_array(payload: bytes) -> list[bytes]:
-    """The items of the only array in the payload; each begins where its offset says and ends with the payload."""
-    array = payload[_read_number(payload, 0) :]
-    count = _read_number(array, 0)
-    items = array[_WORD:]
-    if count * _WORD > len(items):
-        raise ValueError("the array is longer than the payload")
-    return [items[_read_number(items, place * _WORD) :] for place in range(count)]
-
-
-def _read_bytes(payload: bytes, start: int) -> bytes:
-    return _slice(payload, start + _WORD, _read_number(payload, start))
-
-
-def _read_number(payload: bytes, start: int) -> int:
-    return int.from_bytes(_slice(payload, start, _WORD), "big")
-
-
-def _slice(payload: bytes, start: int, length: int) -> bytes:
-    if start + length > len(payload):
-        raise ValueError("the payload is too short")
-    return payload[start : start + length]
-
-
-def _word(number: int) -> bytes:
-    return number.to_bytes(_WORD, "big")

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tollway.chain.abi_words import encode_arguments, encode_bytes
 from tollway.chain.port import ChainReader, Log
 from tollway.ids import ZERO_ADDRESS, Address, ChainId, keccak256
 from tollway.money import Asset, TokenDomain
@@ -180,8 +181,7 @@ def encode_transfer_with_authorization(
     if recovery in (0, 1, 27, 28):
         v = recovery + 27 if recovery < 27 else recovery
         return TRANSFER_BY_VRS_SELECTOR + fields + v.to_bytes(_WORD, "big") + signature[:64]
-    offset, length = ((7 * _WORD).to_bytes(_WORD, "big"), len(signature).to_bytes(_WORD, "big"))
-    return TRANSFER_BY_BYTES_SELECTOR + fields + offset + length + signature + bytes(-len(signature) % _WORD)
+    return TRANSFER_BY_BYTES_SELECTOR + encode_arguments(fields, encode_bytes(signature))
 
 
 def encode_authorization_state(*, payer: Address, nonce: bytes) -> bytes:
@@ -247,8 +247,7 @@ def encode_is_valid_signature(*, digest: bytes, signature: bytes) -> bytes:
     """Calldata of ERC-1271 `isValidSignature(bytes32,bytes)`; `is_signature_valid` parses its result."""
     if len(digest) != _WORD:
         raise ValueError("a digest is 32 bytes")
-    offset, length = (number.to_bytes(_WORD, "big") for number in (2 * _WORD, len(signature)))
-    return ERC1271_MAGIC + digest + offset + length + signature + bytes(-len(signature) % _WORD)
+    return ERC1271_MAGIC + encode_arguments(digest, encode_bytes(signature))
 
 
 def is_signature_valid(payload: bytes) -> bool:

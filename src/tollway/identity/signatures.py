@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 import coincurve
 
+from tollway.chain.abi_words import encode_arguments, encode_bytes, word
 from tollway.chain.port import ChainReader
 from tollway.chain.signer import derive_address, sign_digest
 from tollway.errors import ChainUnavailable
@@ -223,7 +224,7 @@ class SignatureVerifier:
         result = await self._chains.call_contract(
             chain_id,
             to=address,
-            calldata=_MAGIC + _encode_arguments(digest, last=signature),
+            calldata=_MAGIC + encode_arguments(digest, encode_bytes(signature)),
             gas=self._limits.erc1271_gas,
             bytes_max=self._limits.erc1271_bytes_max,
             deadline_s=self._limits.erc1271_deadline_s,
@@ -234,7 +235,7 @@ class SignatureVerifier:
         self, chain_id: ChainId, address: Address, digest: bytes, signature: bytes
     ) -> bool:
         """ERC-6492: a validator contract deploys the wallet inside an `eth_call`, which changes no state, and then calls it."""
-        arguments = _encode_arguments(bytes(12) + address, digest, last=signature)
+        arguments = encode_arguments(word(address), digest, encode_bytes(signature))
         result = await self._chains.call_contract(
             chain_id,
             to=None,
@@ -244,14 +245,6 @@ class SignatureVerifier:
             deadline_s=self._limits.erc1271_deadline_s,
         )
         return not result.reverted and result.payload == _YES
-
-
-def _encode_arguments(*words: bytes, last: bytes) -> bytes:
-    """Calldata of 32-byte words and, as the last argument, `bytes` (Solidity's ABI, "formal specification of the
-    encoding"): their offset, their length, and the bytes, padded to whole words."""
-    begin = (len(words) + 1) * 32
-    head = (*words, begin.to_bytes(32, "big"), len(last).to_bytes(32, "big"))
-    return b"".join(head) + last + bytes(-len(last) % 32)
 
 
 _PURPOSE = b"tollway offers and receipts"

@@ -9,7 +9,15 @@ from collections.abc import Iterable
 from functools import lru_cache
 from types import MappingProxyType
 
-from tollway.chain.channel_contract import DEPOSIT_COLLECTOR, SETTLEMENT_CONTRACT, ChannelConfig, ClaimRow
+from tollway.chain.abi_words import word
+from tollway.chain.channel_contract import (
+    CHANNEL_DOMAIN,
+    DEPOSIT_COLLECTOR,
+    SETTLEMENT_CONTRACT,
+    ChannelConfig,
+    ClaimRow,
+    encode_config,
+)
 from tollway.chain.networks import NetworkKind
 from tollway.chain.tokens import compute_domain_separator
 from tollway.ids import Address, ChainId, ChannelId, keccak256
@@ -33,7 +41,6 @@ __all__ = [
 WITHDRAW_DELAY_S = MappingProxyType[NetworkKind, int]({"main": 86_400, "test": 900})
 """By the kind of a chain: how long a withdrawal of the payer waits. One constant, because the delay is part of every channel's id."""
 
-_DOMAIN = TokenDomain(name="x402 Batch Settlement", version="1")
 _CONFIG_TYPE = keccak256(
     b"ChannelConfig(address payer,address payerAuthorizer,address receiver,address receiverAuthorizer,address token,"
     b"uint40 withdrawDelay,bytes32 salt)"
@@ -47,22 +54,12 @@ _REFUND_TYPE = keccak256(b"Refund(bytes32 channelId,uint256 nonce,uint128 amount
 
 def channel_id(config: ChannelConfig, chain_id: ChainId) -> ChannelId:
     """The id of a channel: the whole typed-data hash of its config, not `keccak256(abi.encode(config))`."""
-    struct = (
-        _CONFIG_TYPE,
-        _word(config.payer),
-        _word(config.payer_authorizer),
-        _word(config.receiver),
-        _word(config.receiver_authorizer),
-        _word(config.token),
-        _word(config.withdraw_delay),
-        _word(config.salt),
-    )
-    return ChannelId(_typed_digest(chain_id, *struct))
+    return ChannelId(_typed_digest(chain_id, _CONFIG_TYPE, encode_config(config)))
 
 
 def voucher_digest(chain_id: ChainId, channel: ChannelId, ceiling: int) -> bytes:
     """Signed by `payer_authorizer`: the receiver may claim at most `ceiling` of the channel, over its whole life."""
-    return _typed_digest(chain_id, _VOUCHER_TYPE, _word(channel), _word(ceiling))
+    return _typed_digest(chain_id, _VOUCHER_TYPE, word(channel), word(ceiling))
 
 
 def claim_batch_digest(chain_id: ChainId, rows: Iterable[ClaimRow]) -> bytes:
@@ -73,8 +70,8 @@ def claim_batch_digest(chain_id: ChainId, rows: Iterable[ClaimRow]) -> bytes:
                 (
                     _ENTRY_TYPE,
                     channel_id(row.config, chain_id),
-                    _word(row.ceiling),
-                    _word(row.total_claimed),
+                    word(row.ceiling),
+                    word(row.total_claimed),
                 )
             )
         )
@@ -85,12 +82,12 @@ def claim_batch_digest(chain_id: ChainId, rows: Iterable[ClaimRow]) -> bytes:
 
 def refund_digest(chain_id: ChainId, channel: ChannelId, *, nonce: int, amount: int) -> bytes:
     """Signed by `receiver_authorizer`. `nonce`: the contract's `refundNonce` of the channel."""
-    return _typed_digest(chain_id, _REFUND_TYPE, _word(channel), _word(nonce), _word(amount))
+    return _typed_digest(chain_id, _REFUND_TYPE, word(channel), word(nonce), word(amount))
 
 
 def deposit_nonce(channel: ChannelId, salt: bytes) -> bytes:
     """The nonce of a deposit's authorisation, which binds it to its channel. `salt`: 32 bytes, other than the salt of the config."""
-    return keccak256(_word(channel) + _word(salt))
+    return keccak256(word(channel) + word(salt))
 
 
 def deposit_digest(
@@ -124,9 +121,4 @@ def _typed_digest(chain_id: ChainId, *struct: bytes) -> bytes:
 
 @lru_cache(maxsize=64)
 def _domain_separator(chain_id: ChainId) -> bytes:
-    return compute_domain_separator(_DOMAIN, chain_id=chain_id, contract=SETTLEMENT_CONTRACT)
-
-
-def _word(member: int | bytes) -> bytes:
-    """An integer or an address, padded to a word. Raises OverflowError for a negative or too large integer."""
-    return member.to_bytes(32, "big") if isinstance(member, int) else member.rjust(32, b"\0")
+    return compute_domain_separator(CHANNEL_DOMAIN, chain_id=chain_id, contract=SETTLEMENT_CONTRACT)

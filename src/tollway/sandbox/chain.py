@@ -29,6 +29,7 @@ from typing import IO, Any, Self
 import aiohttp
 import coincurve
 
+from tollway.chain.channel_contract import DEPOSIT_COLLECTOR, SETTLEMENT_CONTRACT
 from tollway.chain.port import Log
 from tollway.chain.signer import derive_address, sign_transaction
 from tollway.ids import Address, ChainId, TxHash, keccak256
@@ -111,6 +112,15 @@ def load_artifact(path: Traversable) -> Artifact:
 def load_test_usdc() -> Artifact:
     """The test token: ERC-20 and EIP-3009, name `USDC`, version `2`, 6 decimals; every key can mint it."""
     return load_artifact(files("tollway.sandbox") / "contracts" / "TestUSDC.json")
+
+
+def load_channel_contracts() -> tuple[Contract, Contract]:
+    """Stand-ins for the settlement contract of payment channels and its deposit collector, at their public addresses."""
+    folder = files("tollway.sandbox") / "contracts"
+    return (
+        Contract(artifact=load_artifact(folder / "TestBatchSettlement.json"), address=SETTLEMENT_CONTRACT),
+        Contract(artifact=load_artifact(folder / "TestDepositCollector.json"), address=DEPOSIT_COLLECTOR),
+    )
 
 
 _WORD, _ADDRESS_BYTES = 32, 20
@@ -566,9 +576,11 @@ def make_account(role: str) -> FundedAccount:
 
 
 async def prepare_playground(driver: ChainDriver, *, roles: Iterable[str] = ROLES) -> Playground:
-    """Deploys the token, gives each role a new wallet with 10 ETH and 1,000 USDC, and waits until all of it is mined."""
+    """Deploys the token and the contracts of payment channels, gives each role a new wallet with 10 ETH and 1,000 USDC, and waits until all
+    of it is mined."""
     token = Contract(artifact=load_test_usdc(), address=USDC_ADDRESS)
-    await driver.set_code(token.address, token.artifact.runtime_code)
+    for contract in (token, *load_channel_contracts()):
+        await driver.set_code(contract.address, contract.artifact.runtime_code)
     accounts = tuple(make_account(role) for role in roles)
     await fund_accounts(driver, token, accounts)
     chain_id = driver.chain_id
