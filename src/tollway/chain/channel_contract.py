@@ -102,6 +102,13 @@ def encode_deposit(
     )
 
 
+def read_deposit_valid_before(calldata: bytes) -> int | None:
+    """`validBefore` of the authorisation in the calldata of a deposit; None for another call of the contract."""
+    if calldata[:4] != _DEPOSIT:
+        return None
+    return read_number(read_bytes(calldata[4:], _DEPOSIT_DATA), WORD)
+
+
 def encode_claim(rows: Sequence[ClaimRow], *, signature: bytes) -> bytes:
     """`claimWithSignature`: one fault in one row reverts all of them. `signature`: of the `receiver_authorizer` of all rows."""
     claims = [
@@ -160,6 +167,8 @@ def encode_config(config: ChannelConfig) -> bytes:
 
 
 _ECDSA_BYTES = 65
+_DEPOSIT_DATA = (7 + 3) * WORD
+"""The place of the collector's data among the arguments of a deposit, after the config, the amount, the collector and the offset."""
 
 # ---- Views.
 
@@ -426,74 +435,3 @@ _ERRORS = {
 def parse_contract_error(payload: bytes) -> ContractError | None:
     """The error in the payload of a reverted call; None for other payloads, such as the reason of a token."""
     return _ERRORS.get(payload[:4])
-
-
-_DEPOSIT_SELECTOR = keccak256(
-    b"deposit((address,address,address,address,address,uint40,bytes32),uint128,address,bytes)"
-)[:4]
-_WORD = 32
-_CONFIG_WORDS = 7
-
-
-def encode_config(config: ChannelConfig) -> bytes:
-    """The seven words of a config: a static tuple of the ABI."""
-    return b"".join(
-        _pad(member)
-        for member in (
-            config.payer,
-            config.payer_authorizer,
-            config.receiver,
-            config.receiver_authorizer,
-            config.token,
-            config.withdraw_delay.to_bytes(_WORD, "big"),
-            config.salt,
-        )
-    )
-
-
-def encode_deposit(
-    config: ChannelConfig,
-    *,
-    amount: int,
-    valid_after: int,
-    valid_before: int,
-    salt: bytes,
-    signature: bytes,
-) -> bytes:
-    """Calldata of `deposit`, with the payer's authorisation as the data of the collector. Any account may send it. Raises OverflowError for a field that
-    does not fit its word."""
-    offset = (_CONFIG_WORDS + 3) * _WORD
-    data = b"".join(
-        (
-            valid_after.to_bytes(_WORD, "big"),
-            valid_before.to_bytes(_WORD, "big"),
-            _pad(salt),
-            (4 * _WORD).to_bytes(_WORD, "big"),
-            _encode_bytes(signature),
-        )
-    )
-    return b"".join(
-        (
-            _DEPOSIT_SELECTOR,
-            encode_config(config),
-            amount.to_bytes(_WORD, "big"),
-            _pad(DEPOSIT_COLLECTOR),
-            offset.to_bytes(_WORD, "big"),
-            _encode_bytes(data),
-        )
-    )
-
-
-def read_deposit_valid_before(calldata: bytes) -> int:
-    """`validBefore` of the authorisation in the calldata of a deposit."""
-    start = 4 + (_CONFIG_WORDS + 3 + 1 + 1) * _WORD
-    return int.from_bytes(calldata[start : start + _WORD], "big")
-
-
-def _pad(member: bytes) -> bytes:
-    return member.rjust(_WORD, b"\0")
-
-
-def _encode_bytes(content: bytes) -> bytes:
-    """Length and content, padded to words."""
-    return len(content).to_bytes(_WORD, "big") + content + bytes(-len(content) % _WORD)

@@ -183,3 +183,32 @@ def claimable_units(channel: Channel, *, open_units: int) -> tuple[int, Voucher]
     voucher = max(covered, key=lambda one: one.ceiling)
     total = min(channel.taken_units - open_units, voucher.ceiling)
     return (total, voucher) if total > channel.facts.total_claimed else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimableChannel:
+    """A channel with money to claim. `total`: the cumulative sum that `voucher` covers and ended calls owe. `since_ms`: when the channel was claimed last, or opened."""
+
+    channel: Channel
+    voucher: Voucher
+    total: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRow:
+    """A channel in a claim on the chain."""
+
+    channel_key: int
+    voucher: Voucher
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenClaim:
+    """A claim of channels whose transaction is stored. `id`: in place of a call in the attempts of the transaction."""
+
+    id: CallId
+    chain_id: ChainId
+    rows: tuple[StoredRow, ...]
+    created_ms: int

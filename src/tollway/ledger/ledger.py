@@ -22,7 +22,14 @@ from typing import Protocol
 from tollway.audit_log import AuditOrigin
 from tollway.chain.channel_contract import ChannelConfig
 from tollway.ids import Address, CallId, ChainId, ChannelId, ListingId, TxHash
-from tollway.ledger.channels import Channel, ChannelClaim, ChannelFacts, ChannelRefusal
+from tollway.ledger.channels import (
+    Channel,
+    ChannelClaim,
+    ChannelFacts,
+    ChannelRefusal,
+    ClaimableChannel,
+    OpenClaim,
+)
 from tollway.ledger.records import (
     Authorization,
     AuthorizationKey,
@@ -618,6 +625,27 @@ class ChannelLedger(Protocol):
         """Writes what the chain says of a channel, in one durable commit; nothing where an earlier block says it than the one that is written. A balance below what the
         calls of the channel hold makes the newest of them `reorged`, until the rest is covered; a higher one makes them `consumed` again, the oldest
         first. A withdrawal in sight closes the channel to calls, until it has ended."""
+        ...
+
+
+class ChannelClaimLedger(Protocol):
+    """The claims of channels on their chain."""
+
+    async def find_channel_by_key(self, key: int) -> Channel | None: ...
+
+    async def list_claimable(self, chain_id: ChainId, *, limit: int) -> tuple[ClaimableChannel, ...]:
+        """The channels with money to claim that are in no open claim, the dearest first."""
+        ...
+
+    async def add_claim(self, claim: OpenClaim, attempt: SettlementAttempt) -> bool | NonceUnavailable:
+        """Stores a claim and its signed transaction in one durable commit, which takes the nonce. From here on its vouchers are published. False where one of its
+        channels is in another open claim."""
+        ...
+
+    async def list_open_claims(self, chain_id: ChainId) -> tuple[OpenClaim, ...]: ...
+
+    async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
+        """Ends a claim: its transaction is mined, or can never be. `renew_channel` has written what the chain says of its channels."""
         ...
 
 

@@ -44,7 +44,10 @@ class ChannelRules:
 
     def cost_units(self, asset: Asset, gas_price_wei: int) -> int:
         """The gas of one channel, in units of the asset, rounded up."""
-        nano = -(-CHANNEL_GAS * gas_price_wei * self.native_price_nano // WEI_PER_COIN)
+        return self.gas_units(asset, CHANNEL_GAS, gas_price_wei)
+
+    def gas_units(self, asset: Asset, gas: int, gas_price_wei: int) -> int:
+        nano = -(-gas * gas_price_wei * self.native_price_nano // WEI_PER_COIN)
         divisor: int = 10 ** (LEDGER_DECIMALS_MAX - asset.ledger_decimals)
         return -(-nano // divisor)
 

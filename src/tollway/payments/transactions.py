@@ -23,7 +23,7 @@ from tollway.chain.port import ChainFacts, Fees, NotMined, SendFault, SendRefuse
 from tollway.chain.signer import GasKey, read_transaction
 from tollway.chain.tokens import encode_transfer_with_authorization
 from tollway.errors import ChainUnavailable, StorageUnavailable
-from tollway.ids import Address, CallId, ListingId, TxHash
+from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.ledger import Fenced, GasLedger, NonceUnavailable
 from tollway.ledger.records import Authorization, SettlementAttempt
 from tollway.limits import Limits
@@ -43,6 +43,8 @@ changing one."""
 BUMP_NUMERATOR, BUMP_DENOMINATOR = 9, 8
 """Nodes accept a replacement whose price is a tenth higher; this is an eighth."""
 
+NEVER_S = 2**63
+"""The claim of channels does not expire."""
 _VALID_BEFORE = slice(4 + 4 * 32, 4 + 5 * 32)
 """The position of `validBefore` in the calldata of `transferWithAuthorization`, in both forms of the signature."""
 
@@ -67,6 +69,34 @@ class TransferCall:
     deployment: Deployment | None = None
     code_hash: bytes | None = None
 
+    @property
+    def chain_id(self) -> ChainId:
+        return self.authorization.chain_id
+
+    def encode(self) -> tuple[Address, bytes]:
+        """The recipient and the calldata."""
+        return encode_settlement(self.authorization, self.deployment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimCall:
+    """The transaction of a claim of channels. `call_id`: of the claim, in place of a call. `listing_id`: empty, because its channels are of many listings; its
+    gas counts for the network."""
+
+    chain_id: ChainId
+    call_id: CallId
+    listing_id: ListingId
+    gas: int
+    to: Address
+    calldata: bytes
+    code_hash: bytes | None = None
+
+    def encode(self) -> tuple[Address, bytes]:
+        return self.to, self.calldata
+
+
+SentCall = TransferCall | ClaimCall
+
 
 def encode_settlement(authorization: Authorization, deployment: Deployment | None) -> tuple[Address, bytes]:
     """The transaction that settles the authorisation: its recipient and its calldata. Without a deployment, the recipient is the token; that of a deposit is
@@ -75,7 +105,7 @@ def encode_settlement(authorization: Authorization, deployment: Deployment | Non
     if deposit is not None:
         return SETTLEMENT_CONTRACT, encode_deposit(
             deposit.config,
-            amount=authorization.base_units,
+            base_units=authorization.base_units,
             valid_after=authorization.valid_after,
             valid_before=authorization.valid_before,
             salt=deposit.salt,
@@ -123,31 +153,30 @@ def _raise_price(wei: int) -> int:
 
 
 def sign_attempt(
-    transfer_call: TransferCall, key: GasKey, *, nonce: int, tx_fees: TransactionFees, now_ms: int
+    sent: SentCall, key: GasKey, *, nonce: int, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
     """Signs a transaction without sending it: the ledger stores it first."""
-    authorization = transfer_call.authorization
-    to, calldata = encode_settlement(authorization, transfer_call.deployment)
+    to, calldata = sent.encode()
     signed = key.sign(
-        chain_id=authorization.chain_id,
+        chain_id=sent.chain_id,
         nonce=nonce,
         to=to,
         calldata=calldata,
-        gas=transfer_call.gas,
+        gas=sent.gas,
         max_fee_wei=tx_fees.max_fee_wei,
         tip_wei=tx_fees.tip_wei,
     )
     return SettlementAttempt(
-        chain_id=authorization.chain_id,
+        chain_id=sent.chain_id,
         tx_hash=signed.tx_hash,
-        call_id=transfer_call.call_id,
-        listing_id=transfer_call.listing_id,
+        call_id=sent.call_id,
+        listing_id=sent.listing_id,
         sender=key.address,
         nonce=nonce,
         raw=signed.raw,
-        fee_max_wei=transfer_call.gas * tx_fees.max_fee_wei,
+        fee_max_wei=sent.gas * tx_fees.max_fee_wei,
         created_ms=now_ms,
-        code_hash=transfer_call.code_hash,
+        code_hash=sent.code_hash,
     )
 
 
@@ -174,13 +203,14 @@ def read_fees(attempt: SettlementAttempt) -> TransactionFees:
 
 
 def read_valid_before(attempt: SettlementAttempt) -> int:
-    """`validBefore` of the authorisation in the transaction; 0 for a filler."""
+    """`validBefore` of the authorisation in the transaction; 0 for a filler, `NEVER_S` for a claim of channels."""
     tx_fields = read_transaction(attempt.raw)
     calldata = tx_fields.calldata
     if calldata and tx_fields.to == MULTICALL3:
         calldata = parse_calls(calldata)[-1].calldata  # the transfer follows the deployment
     if calldata and tx_fields.to == SETTLEMENT_CONTRACT:
-        return read_deposit_valid_before(calldata)
+        valid_before = read_deposit_valid_before(calldata)
+        return NEVER_S if valid_before is None else valid_before
     return int.from_bytes(calldata[_VALID_BEFORE], "big")
 
 
@@ -223,7 +253,7 @@ up to eight tries in a row were lost in many runs."""
 
 
 async def sign_next(
-    transfer_call: TransferCall,
+    sent: SentCall,
     sequence: NonceSequence,
     *,
     store: Callable[[SettlementAttempt], Awaitable[bool | NonceUnavailable]],
@@ -247,15 +277,13 @@ async def sign_next(
         tx_fees = choose_fees(fees, price_max_wei=gas_budget.price_max_wei(sequence.chain_id))
         taken = sequence.issue_nonce()
         try:
-            attempt = sign_attempt(
-                transfer_call, sequence.key, nonce=taken.nonce, tx_fees=tx_fees, now_ms=now_ms()
-            )
+            attempt = sign_attempt(sent, sequence.key, nonce=taken.nonce, tx_fees=tx_fees, now_ms=now_ms())
             if not is_noted:  # before storing, so that the budget of the next call includes this one
                 gas_budget.add_spent(
                     attempt.chain_id,
                     attempt.listing_id,
                     attempt.fee_max_wei,
-                    code_hash=transfer_call.code_hash,
+                    code_hash=sent.code_hash,
                 )
                 is_noted = True
             stored = await store(attempt)

@@ -1,0 +1,299 @@
+"""Claims the money of channels for its receivers: choose -> simulate each channel alone -> sign and store -> broadcast -> read the chain.
+
+One gateway does this for all (a leader), and two at once do no harm: a channel is in one open claim at most, and the contract skips a row that it has
+claimed already. The ledger stores a claim with its transaction before any node receives it, and from that commit on its vouchers count as published:
+they buy nothing any more. A claim shows the sum that ended calls owe, never the ceiling of the voucher.
+
+One transaction claims many channels of many receivers, and settles each receiver and token once. A channel whose claim fails in simulation, and a
+receiver whose settle fails, are left out and looked at again each round; they hold up nobody else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from tollway.chain.channel_contract import (
+    SETTLEMENT_CONTRACT,
+    ClaimRow,
+    encode_claim,
+    encode_multicall,
+    encode_settle,
+)
+from tollway.chain.networks import ChainRules
+from tollway.chain.port import ChainFacts, SettlementChain
+from tollway.errors import ChainUnavailable
+from tollway.ids import Address, CallId, ChainId, ListingId, format_id, format_network
+from tollway.ledger.channels import (
+    Channel,
+    ChannelFacts,
+    ChannelState,
+    ClaimableChannel,
+    OpenClaim,
+    StoredRow,
+    Voucher,
+)
+from tollway.ledger.ledger import ChannelClaimLedger, ChannelLedger, GasLedger, NonceUnavailable
+from tollway.ledger.records import SettlementAttempt
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.channel_networks import ChannelNetworks
+from tollway.payments.channel_terms import ChannelRules
+from tollway.payments.channels import claim_batch_digest
+from tollway.payments.gas import GasBudget
+from tollway.payments.transactions import ClaimCall, resend, sign_next
+
+ROWS_MAX = 25
+"""How many channels one transaction claims: about 17,000 gas and 700 bytes each."""
+CLAIM_GAS, ROW_GAS, SETTLE_GAS = 60_000, 45_000, 120_000
+"""The gas limit of a claim: of the transaction, of each channel, and of each settle. An estimate against a node that lags would see the path without money."""
+COST_GAS = 105_000
+"""What claiming and settling one channel costs, alone: measured on the sandbox's chain."""
+COST_FACTOR = 10
+"""A channel is claimed once it has this many times the cost of its claim."""
+OLD_AFTER_MS = 86_400_000
+"""A channel with money this old is claimed once it has the cost of its claim."""
+CHANNELS_MAX = 1_000
+
+_log = structlog.get_logger(__name__)
+
+
+class ClaimSigner(Protocol):
+    """A key that signs claims (`receiverAuthorizer`)."""
+
+    address: Address
+
+    def sign(self, digest: bytes) -> bytes: ...
+
+
+class ClaimLedger(ChannelLedger, ChannelClaimLedger, Protocol):
+    """The channels, and their claims."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A channel that the next claim may contain."""
+
+    channel: Channel
+    voucher: Voucher
+    total: int
+
+    @property
+    def units(self) -> int:
+        return self.total - self.channel.facts.total_claimed
+
+    def encode(self) -> ClaimRow:
+        return ClaimRow(
+            config=self.channel.config,
+            ceiling=self.voucher.ceiling,
+            signature=self.voucher.signature,
+            total_claimed=self.total,
+        )
+
+
+class ChannelClaims:
+    """Run `run_once` periodically, by one gateway. Used from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        ledger: ClaimLedger,
+        gas_ledger: GasLedger,
+        chains: SettlementChain,
+        networks: ChannelNetworks,
+        rules: Mapping[ChainId, ChainRules],
+        gas_budget: GasBudget,
+        signers: Sequence[ClaimSigner],
+        limits: Limits,
+        now_ms: Callable[[], int],
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        """`signers`: of every secret key, so that the channels of older keys are claimed too."""
+        self._ledger = ledger
+        self._gas_ledger = gas_ledger
+        self._chains = chains
+        self._networks = networks
+        self._rules = rules
+        self._gas_budget = gas_budget
+        self._signers = {signer.address: signer for signer in signers}
+        self._limits = limits
+        self._now_ms = now_ms
+        self._entropy = entropy
+
+    async def run_once(self) -> None:
+        """Finishes the open claims, then sends one more for each network and key. An unavailable chain waits for the next round."""
+        for chain_id, rules in self._networks.rules.items():
+            try:
+                await self._run_network(chain_id, rules)
+            except ChainUnavailable as exc:
+                _log.warning("channel_claims_unseen", network=format_network(chain_id), detail=str(exc))
+
+    async def _run_network(self, chain_id: ChainId, rules: ChannelRules) -> None:
+        for claim in await self._ledger.list_open_claims(chain_id):
+            await self._finish(claim)
+        if not self._networks.is_available(chain_id):
+            return
+        found = await self._ledger.list_claimable(chain_id, limit=CHANNELS_MAX)
+        gas_price_wei = self._networks.gas_price_wei(chain_id)
+        if not found or gas_price_wei is None:
+            return
+        rows = [row for one in found if (row := self._choose(one, rules, gas_price_wei)) is not None]
+        for signer in self._signers.values():
+            own = [row for row in rows if row.channel.config.receiver_authorizer == signer.address]
+            own.sort(key=lambda row: row.units, reverse=True)
+            if own:
+                await self._claim(chain_id, own[:ROWS_MAX], signer)
+
+    # ---- Choose.
+
+    def _choose(self, one: ClaimableChannel, rules: ChannelRules, gas_price_wei: int) -> _Row | None:
+        channel, asset = one.channel, self._find_asset(one.channel)
+        if asset is None:
+            return None
+        row = _Row(channel=channel, voucher=one.voucher, total=one.total)
+        cost = rules.gas_units(asset, COST_GAS, gas_price_wei)
+        is_urgent = channel.state is not ChannelState.OPEN and row.units > cost
+        is_due = (
+            row.units >= max(1, COST_FACTOR * cost)
+            or 2 * row.units >= rules.unclaimed_max_units(asset)
+            or (self._now_ms() - one.since_ms >= OLD_AFTER_MS and row.units >= max(1, cost))
+            or is_urgent
+        )
+        return row if is_due else None
+
+    def _find_asset(self, channel: Channel) -> Asset | None:
+        rules = self._rules.get(channel.chain_id)
+        assets = () if rules is None else rules.assets
+        return next((asset for asset in assets if asset.token == channel.config.token), None)
+
+    # ---- Simulate, sign, store, send.
+
+    async def _claim(self, chain_id: ChainId, rows: Sequence[_Row], signer: ClaimSigner) -> None:
+        sequence = self._gas_budget.choose_sequence(chain_id, is_claimed=True)
+        if sequence is None:
+            return
+        passing = [row for row in rows if await self._passes(row, signer)]
+        if not passing:
+            return
+        settled = [
+            pair for pair in _list_receivers(passing) if await self._settles(chain_id, passing, pair, signer)
+        ]
+        calls = [
+            self._encode_claim(passing, signer),
+            *(encode_settle(receiver=pair[0], token=pair[1]) for pair in settled),
+        ]
+        claim = OpenClaim(
+            id=CallId(format_id("claim", now_ms=self._now_ms(), entropy=self._entropy(10))),
+            chain_id=chain_id,
+            rows=tuple(
+                StoredRow(channel_key=row.channel.key, voucher=row.voucher, total=row.total)
+                for row in passing
+            ),
+            created_ms=self._now_ms(),
+        )
+
+        async def store(attempt: SettlementAttempt) -> bool | NonceUnavailable:
+            return await self._ledger.add_claim(claim, attempt)
+
+        sequence.in_flight += 1
+        try:
+            attempt = await sign_next(
+                ClaimCall(
+                    chain_id=chain_id,
+                    call_id=claim.id,
+                    listing_id=ListingId(""),
+                    to=SETTLEMENT_CONTRACT,
+                    calldata=encode_multicall(calls),
+                    gas=CLAIM_GAS + ROW_GAS * len(passing) + SETTLE_GAS * len(settled),
+                ),
+                sequence,
+                store=store,
+                gas_ledger=self._gas_ledger,
+                gas_budget=self._gas_budget,
+                now_ms=self._now_ms,
+            )
+            if isinstance(attempt, SettlementAttempt):
+                _log.info(
+                    "channel_claim_sent",
+                    claim=claim.id,
+                    network=format_network(chain_id),
+                    channels=len(passing),
+                    transaction=str(attempt.tx_hash),
+                )
+                await resend(self._chains, attempt)
+        finally:
+            sequence.in_flight -= 1
+
+    def _encode_claim(self, rows: Sequence[_Row], signer: ClaimSigner) -> bytes:
+        encoded = [row.encode() for row in rows]
+        digest = claim_batch_digest(rows[0].channel.chain_id, encoded)
+        return encode_claim(encoded, signature=signer.sign(digest))
+
+    async def _passes(self, row: _Row, signer: ClaimSigner) -> bool:
+        """Whether the claim of this channel alone would succeed now."""
+        passes = await self._simulate(row.channel.chain_id, self._encode_claim([row], signer))
+        if not passes:
+            _log.warning("channel_claim_refused", channel="0x" + row.channel.id.hex(), units=row.units)
+            await self._renew(row.channel)
+        return passes
+
+    async def _settles(
+        self, chain_id: ChainId, rows: Sequence[_Row], pair: tuple[Address, Address], signer: ClaimSigner
+    ) -> bool:
+        """Whether the settle of this receiver would succeed after the claim of its channels: a token may block a receiver."""
+        own = [row for row in rows if (row.channel.config.receiver, row.channel.config.token) == pair]
+        calls = [self._encode_claim(own, signer), encode_settle(receiver=pair[0], token=pair[1])]
+        passes = await self._simulate(chain_id, encode_multicall(calls))
+        if not passes:
+            _log.warning("channel_settle_refused", receiver=str(pair[0]), token=str(pair[1]))
+        return passes
+
+    async def _simulate(self, chain_id: ChainId, calldata: bytes) -> bool:
+        result = await self._chains.call_contract(
+            chain_id,
+            to=SETTLEMENT_CONTRACT,
+            calldata=calldata,
+            gas=CLAIM_GAS + ROW_GAS * ROWS_MAX + SETTLE_GAS,
+            bytes_max=4_096,
+            deadline_s=self._limits.rpc_deadline_s,
+        )
+        return not result.reverted
+
+    # ---- Finish.
+
+    async def _finish(self, claim: OpenClaim) -> None:
+        """Ends a claim whose transaction is mined, or can never be: the chain then says what was claimed. Another one waits; the replacer of
+        transactions sends it again."""
+        attempts = await self._gas_ledger.attempts_of(claim.id)
+        receipts = await self._chains.fetch_receipts(claim.chain_id, [one.tx_hash for one in attempts])
+        mined = [one for one in attempts if isinstance(receipts.get(one.tx_hash), ChainFacts)]
+        if not mined and not await self._is_passed(claim.chain_id, attempts):
+            return
+        for one in mined:
+            facts = receipts[one.tx_hash]
+            if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
+                self._gas_budget.record_cost(one, facts.fee_wei, is_reverted=not facts.succeeded)
+        for row in claim.rows:
+            channel = await self._ledger.find_channel_by_key(row.channel_key)
+            if channel is not None:
+                await self._renew(channel)
+        await self._ledger.close_claim(claim.id, now_ms=self._now_ms())
+        _log.info("channel_claim_ended", claim=claim.id, is_mined=bool(mined))
+
+    async def _is_passed(self, chain_id: ChainId, attempts: Sequence[SettlementAttempt]) -> bool:
+        """Whether another transaction has used the nonce of every attempt."""
+        for one in attempts:
+            account = await self._chains.fetch_account(chain_id, one.sender)
+            if account.mined_nonce <= one.nonce:
+                return False
+        return True
+
+    async def _renew(self, channel: Channel) -> None:
+        facts: ChannelFacts = await self._networks.fetch_channel(channel.chain_id, channel.id)
+        await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
+
+
+def _list_receivers(rows: Sequence[_Row]) -> list[tuple[Address, Address]]:
+    """Each receiver and token once."""
+    return list(dict.fromkeys((row.channel.config.receiver, row.channel.config.token) for row in rows))
