@@ -87,7 +87,7 @@ SHORT_FILES: dict[str, str] = {
 }
 """File of less than 60 lines -> why it is an idea of its own."""
 
-PURE_COUNT = 81
+PURE_COUNT = 82
 """How many modules the contract of pure modules lists: one that is joined with another stays pure."""
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
@@ -502,7 +502,7 @@ def test_no_pure_module_is_lost() -> None:
     assert len(listed) == len(set(listed)) == PURE_COUNT
 
 
-COSTS_MAX = {"route": 110, "page": 271, "command": 151, "listing field": 6}
+COSTS_MAX = {"route": 110, "page": 277, "command": 151, "listing field": 6}
 """What one more thing costs, by what those of today cost: lines of code for a route of the API, for a page with its template and for a command; files
 of a field of listings (`forwardSignature`), without the gateway that obeys it. A change lowers a number, or says here why it raises one: `publish` prints ten
 lines of a dry run and the next steps, `search` says how it understood the words (command, from 151); each page describes itself and names the operator (page,
@@ -510,7 +510,8 @@ from 245); the page of an API has examples, a filter and what a click does, and 
 their ticks, values and the period before, and the operator's overview its trends (page, from 246); forwarded calls may be signed with a shared secret, an audit says what each held call holds
 (command, from 153); a call without a path lists the operations with a command to type, and `show` writes such a command for each; a formula comes from a file, and prices say "up to" (command, from 145); a provider
 reads its own suspended listings (route, from 108); the editor finds the document of an address, marks the row of a wrong price and shows a new secret once, and a page
-says which listing has proved an endpoint (route, from 107; page, from 267); prices by use are said as a maximum with their formula, and records have what was used (route, from 108; command, from 149)."""
+says which listing has proved an endpoint (route, from 107; page, from 267); prices by use are said as a maximum with their formula, and records have what was used (route, from 108; command, from 149);
+the editor has formulas in rows, for the listing and for operations (page, from 271)."""
 
 
 def test_one_more_thing_costs_no_more_than_today() -> None:

@@ -56,11 +56,11 @@ def parse_form(
 
 
 def _keep_formulas(operations: object, previous: Iterable[Mapping[str, Any]]) -> object:
-    """The operations of a form, which has no formula, each with the one that it had."""
+    """The operations of a form, which has the formulas of a few: each of the others with the one that it had."""
     known = {(one["method"], one["path"]): one["metering"] for one in previous if "metering" in one}
     if not known or not isinstance(operations, list):
         return operations
-    return [{**one, "metering": known.get((one.get("method"), one.get("path")))} for one in operations]
+    return [{"metering": known.get((one.get("method"), one.get("path"))), **one} for one in operations]
 
 
 def _join_errors(

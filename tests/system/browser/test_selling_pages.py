@@ -180,6 +180,56 @@ async def test_an_address_and_a_price_are_enough(
         assert watched.complaints == []
 
 
+@pytest.mark.parametrize(
+    ("theme", "width", "has_scripts"), [("light", 1280, True), ("dark", 320, True), ("light", 320, False)]
+)
+async def test_a_price_by_use_is_set_row_by_row(
+    browser: Browser, site: Site, theme: str, width: int, has_scripts: bool
+) -> None:
+    """Of the listing and of one operation: rows are added, repaired, and read as callers read them."""
+    async with open_as_provider(browser, site, theme, width, java_script_enabled=has_scripts) as watched:
+        page = watched.page
+
+        async def look_at(name: str) -> None:
+            if has_scripts:
+                await look(watched, f"formula-{name}-{theme}")
+
+        await watched.goto("/my/apis/new")
+        await fill(watched, name=f"By use {width}", endpoint="https://api.example.com/v1", openapi=DOCUMENT)
+        await fill(watched, pricePerRequest="0.02", **{"metering.0.unit": "token"})
+        await fill(watched, **{"metering.0.unitPrice": "cheap", "metering.0.json": "/usage/total_tokens"})
+        await fill(watched, **{"metering.count": "3"})
+        await page.get_by_role("button", name="Publish").click()
+        await expect(page.get_by_role("group", name="Part 3")).to_be_visible()
+        await expect(page.locator('[name="metering.2.unit"]')).to_be_focused()
+        await expect(page.get_by_label("One unit").first).to_have_value("token")
+        await look_at("rows")
+        await page.get_by_role("button", name="Check").click()
+        price = page.get_by_role("group", name="Part 1").get_by_label("Price", exact=True)
+        await expect(price).to_be_focused()
+        await expect(price).to_have_attribute("aria-invalid", "true")
+        await look_at("error")
+        await price.fill("0.000002")
+        await page.get_by_role("button", name="Check").click()
+        await page.get_by_label("Formula of an operation").select_option("GET /cities/{city}")
+        await page.get_by_label("GET /cities/{city}", exact=True).fill("0.05")
+        await page.get_by_role("button", name="Check").click()
+        own = page.get_by_role("group", name="GET /cities/{city}")
+        await own.get_by_label("One unit").fill("byte")
+        await own.get_by_label("Price", exact=True).fill("0.00001")
+        await own.get_by_label("The bytes of the body").check()
+        await page.get_by_role("button", name="Check").click()
+        await expect(own).to_contain_text("Callers read: up to 0.05 USDC: 0.01 per 1,000 bytes")
+        await expect(page.get_by_role("group", name="The price of a call")).to_contain_text(
+            "Callers read: up to 0.02 USDC: 0.002 per 1,000 tokens"
+        )
+        await look_at("checked")
+        await page.get_by_role("button", name="Publish").click()
+        await expect(page.locator(".price-rows")).to_contain_text("up to 0.05 USDC: 0.01 per 1,000 bytes")
+        await look_at("published")
+        assert watched.complaints == []
+
+
 async def test_a_proof_and_a_secret_are_copied(browser: Browser, site: Site) -> None:
     permissions = ["clipboard-read", "clipboard-write"]
     async with open_as_provider(browser, site, "light", 1280, permissions=permissions) as watched:

@@ -14,9 +14,22 @@ import httpx
 import pytest
 
 from tests.kit.call_rows import call_record_row, insert_calls
+from tests.kit.editor import (
+    DOCUMENT,
+    GOOD,
+    HOSTILE,
+    ONE,
+    count_listings,
+    error_of,
+    field_of,
+    list_prices,
+    open_form,
+    post_table,
+    publish,
+    stored,
+)
 from tests.kit.ledger_records import claim_on, close_of
 from tests.kit.listings import sample_listing
-from tests.kit.metering import TOKENS, sample_metering
 from tests.kit.pages import PageReader
 from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import (
@@ -41,45 +54,10 @@ from tollway.money import Price
 from tollway.registry.listing import Listing
 from tollway.registry.ownership import make_content
 from tollway.registry.quality import Quality, Reputation
-from tollway.storage.catalog.catalog_tables import listing_table
 from tollway.web.http.admission import PROBES_PER_LISTING
 from tollway.web.http.query import format_time
-from tollway.web.pages.listing_form import TABLE_CALL, TABLE_PRICE
 from tollway.web.pages.page_session import make_form_token
 from tollway.web.pages.selling_views import LISTINGS_MAX
-
-ONE = "/my/apis/{api_id}"
-DOCUMENT = (
-    '{"openapi": "3.1.0", "info": {"title": "W", "version": "1"}, "paths": {"/cities/{city}": {"get":'
-    ' {"summary": "Weather of a city", "parameters": [{"name": "city", "in": "path", "required": true,'
-    ' "schema": {"type": "string"}}], "responses": {"200": {"description": "ok"}}}}}}'
-)
-GOOD = {
-    "name": "Weather",
-    "description": "Weather of cities.\r\nEvery hour.",
-    "tags": "weather, forecast",
-    "endpoint": "https://api.example.com/v1",
-    "methods": "GET, POST",
-    "timeoutSeconds": "20",
-    "forwardHeaders": "X-Region",
-    "upstreamAuth.in": "header",
-    "upstreamAuth.name": "X-Api-Key",
-    "upstreamAuth.value": "hunter2-secret",
-    "forwardSignature": "ed25519",
-    "pricePerRequest": "0.01",
-    "currency": USDC.symbol,
-    "payTo": "",
-    "chargeOn": "success",
-    "operations": "GET /cities/{city} 0.02\r\n\r\nPOST /reports 0.5",
-    "otherPaths": "serve",
-    "signature": "any",
-    "rateLimit.calls": "100",
-    "rateLimit.perSeconds": "60",
-    "status": "active",
-    "openapiUrl": "",
-    "openapi": DOCUMENT,
-}
-HOSTILE = '"><script>alert(1)</script>'
 
 
 @pytest.fixture
@@ -87,51 +65,6 @@ async def harness() -> AsyncIterator[SignedInHarness]:
     async with open_signed_in() as harness:
         await harness.sign_in(SELLER)
         yield harness
-
-
-def field_of(answer: httpx.Response, name: str) -> str:
-    """The value of an input of the page."""
-    return answer.text.split(f'name="{name}"')[1].split('value="')[1].split('"')[0].replace("&#34;", '"')
-
-
-def error_of(answer: httpx.Response, name: str) -> str:
-    mark = f'id="error-{name}">'
-    assert mark in answer.text, f"{name} is not marked"
-    return PageReader(answer.text.split(mark)[1].split("</p>")[0]).words
-
-
-def list_prices(answer: httpx.Response) -> list[tuple[str, str]]:
-    """The rows of the table of operations: each call with the price of its own."""
-    row = (
-        r'name="operationCall" value="([^"]*)"><input id="price-[0-9]+" name="operationPrice" value="([^"]*)"'
-    )
-    return [(unescape(call), price) for call, price in re.findall(row, answer.text)]
-
-
-async def open_form(harness: SignedInHarness, path: str = "/my/apis/new") -> dict[str, str]:
-    """The hidden fields of the editor."""
-    page = await harness.browser.get(path)
-    name = "key" if path == "/my/apis/new" else "etag"
-    return {name: field_of(page, name)}
-
-
-async def publish(harness: SignedInHarness, **changes: str) -> Listing:
-    hidden = await open_form(harness)
-    answer = await harness.post("/my/apis/new", {**GOOD, **hidden, **changes, "act": "write"})
-    assert answer.status_code == 303, PageReader(answer.text).words
-    api_id, _, done = answer.headers["location"].removeprefix("/my/apis/").partition("?")
-    assert done == "done=published"
-    return await stored(harness, api_id)
-
-
-async def stored(harness: SignedInHarness, api_id: str) -> Listing:
-    entry = await harness.services.stores.catalog.find(ListingId(api_id))
-    assert entry is not None
-    return entry.listing
-
-
-async def count_listings(harness: SignedInHarness) -> int:
-    return len(await harness.services.stores.read_rows(listing_table))
 
 
 # ---- Test calls.
@@ -382,18 +315,6 @@ async def test_a_search_for_a_document_counts_against_the_probes_of_its_client()
     assert codes == [200] * (PROBES_PER_LISTING // 3) + [429]
 
 
-async def post_table(
-    harness: SignedInHarness,
-    path: str,
-    rows: Mapping[str, str],
-    route: str = "/my/apis/new",
-    **fields: str,
-) -> httpx.Response:
-    """Sends the form with a table of operations: fields that repeat."""
-    table = {TABLE_CALL: list(rows), TABLE_PRICE: list(rows.values())}
-    return await harness.post(path, {**fields, **table}, route=route)
-
-
 async def test_the_table_has_the_operations_of_the_document_and_sets_their_prices(
     harness: SignedInHarness,
 ) -> None:
@@ -548,45 +469,6 @@ async def test_the_secret_of_forwarded_calls_is_shown_once(harness: SignedInHarn
     for page in (path, "/my/apis", f"/apis/{api_id}"):
         text = (await harness.browser.get(page)).text
         assert [secret for secret in secrets if secret in text] == []
-
-
-async def test_a_formula_is_published_shown_changed_and_removed(harness: SignedInHarness) -> None:
-    listing = await publish(harness, pricePerRequest="0.02", metering=json.dumps(TOKENS))
-    assert listing.metering == sample_metering()
-    path = f"/my/apis/{listing.id}"
-    page = await harness.browser.get(path)
-    shown = unescape(page.text.split('<textarea id="metering"')[1].split("</textarea>")[0].split(">\n")[1])
-    assert json.loads(shown) == TOKENS
-
-    async def save(formula: str) -> Listing:
-        form = {**GOOD, **await open_form(harness, path), "upstreamAuth.value": "", "act": "write"}
-        saved = await harness.post(path, {**form, "pricePerRequest": "0.02", "metering": formula}, route=ONE)
-        assert saved.status_code == 303, PageReader(saved.text).words
-        return await stored(harness, listing.id)
-
-    without_base = {name: value for name, value in TOKENS.items() if name != "base"}
-    assert (await save(json.dumps(without_base))).metering == sample_metering(base="0")
-    assert (await save("")).metering is None
-
-
-@pytest.mark.parametrize(
-    ("formula", "sentence"),
-    [
-        ("{", "must be a JSON object"),
-        ("[]", "must be a JSON object"),
-        ('{"parts": []}', "parts must have at least one part"),
-        ('{"parts": [{"unit": "a"}]}', "parts/0/unitPrice is required; parts/0/quantity is required"),
-        (json.dumps({**TOKENS, "base": "1"}), "base must not be more than pricePerRequest, the maximum"),
-    ],
-)
-async def test_an_error_of_a_formula_stands_at_its_field(
-    harness: SignedInHarness, formula: str, sentence: str
-) -> None:
-    form = {**GOOD, **await open_form(harness), "metering": formula, "act": "write"}
-    answer = await harness.post("/my/apis/new", form)
-    assert answer.status_code == 422
-    assert sentence in error_of(answer, "metering")
-    assert await count_listings(harness) == 0
 
 
 async def find_shown_secret(harness: SignedInHarness, answer: httpx.Response, api_id: str) -> str:

@@ -1,10 +1,9 @@
 """The form of a listing: from the stored listing to its fields, from its fields to the members of the body, and from the errors of the body to its fields. Pure.
 
 A field has the name of its member; a member of an object has the name of both, such as `rateLimit.calls`. Lists are words with commas or spaces between them, and each
-priced operation is a line: method, path, price. The formula of a metered price is its JSON; those of operations are not in the form, and stay. The table of operations (`PriceRow`) is those lines with a field for each price: its rows go before the lines that have no row.
+priced operation is a line: method, path, price. The table of operations (`PriceRow`) is those lines with a field for each price: its rows go before the lines that have no row. `formula_form` has the formulas.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,21 +15,33 @@ from tollway.ids import format_network
 from tollway.registry.draft import DESCRIPTION_LENGTH_MAX, NAME_LENGTH_MAX, ListingBody
 from tollway.registry.listing import Listing, Operation
 from tollway.registry.listing_fields import BY_PAGE, FIELDS, Kind
-from tollway.registry.metering import write_metering
+from tollway.registry.metering import Metering
 from tollway.web.http.json import parse_json_object
+from tollway.web.pages.formula_form import (
+    FIRST_ROWS,
+    LISTING_FORMULA,
+    describe_formula,
+    find_formula_field,
+    format_formula,
+    list_calls,
+    make_rows,
+    read_formulas,
+    read_whole,
+    write_formula,
+)
 
 FormValues = Mapping[str, str]
 """The fields of the form, each with its text. A field of several values has them in its text, with spaces between them."""
 
 _PARTS: Mapping[Kind, tuple[str, ...]] = {
     Kind.SECRET: ("upstreamAuth.in", "upstreamAuth.name", "upstreamAuth.value", "upstreamAuth.again"),
-    Kind.METERING: ("metering",),
+    Kind.METERING: (),
     Kind.RATE_LIMIT: ("rateLimit.calls", "rateLimit.perSeconds"),
     Kind.DOCUMENT: ("openapi", "fetchDocument", "removeDocument"),
 }
 """`upstreamAuth.again`: a secret was typed into the form, and the page that came back does not have it."""
 FORM_FIELDS = tuple(name for field in BY_PAGE for name in _PARTS.get(field.kind, (field.member,)))
-"""In the order of the page."""
+"""In the order of the page, without the fields of formulas."""
 NOT_COMPARED = (
     "upstreamAuth.value",
     "upstreamAuth.again",
@@ -43,10 +54,9 @@ NOT_COMPARED = (
 
 _KINDS = {field.member: field.kind for field in FIELDS}
 _CALL = ("method", "path")
-_OF_LINES = (Kind.LINES, Kind.OPERATIONS, Kind.METERING, Kind.DOCUMENT)
+_OF_LINES = (Kind.LINES, Kind.OPERATIONS, Kind.DOCUMENT)
 _OF_ELEMENTS = (Kind.WORDS, Kind.PHRASES, Kind.NETWORKS)
 _SPLIT = re.compile(r"[\s,]+")
-_WHOLE = re.compile(r"[0-9]{1,9}")
 _SHOWN_LENGTH_MAX = 64
 
 
@@ -56,41 +66,54 @@ TABLE_CALL, TABLE_PRICE = "operationCall", "operationPrice"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceRow:
-    """An operation in the table of the form. `call`: method and path. `price`: of its own, empty where it has that of the listing. `id`: of its field."""
+    """An operation in the table of the form. `call`: method and path. `price`: of its own, empty where it has that of the listing. `formula`: that of `price` in words. `id`: of its field."""
 
     id: str
     call: str
     summary: str
     price: str
+    formula: str
 
 
 def list_price_rows(
-    values: FormValues, operations: Iterable[tuple[str, str]]
+    values: FormValues, operations: Iterable[tuple[str, str]], *, formulas: Mapping[str, str]
 ) -> tuple[tuple[PriceRow, ...], str]:
-    """The rows for these operations (call, summary), and the lines of the priced operations that have no row."""
+    """The rows for these operations (call, summary), and the lines of the priced operations that have no row. `formulas`: in words, by call."""
     prices, rest = {}, []
     summaries = {call: summary for call, summary in operations if len(call.split()) == len(_CALL)}
     for line in values["operations"].split("\n"):
-        call, _, price = line.strip().rpartition(" ")
+        call, _, price = (line.strip() if line.strip() not in summaries else f"{line.strip()} ").rpartition(
+            " "
+        )
         if call in summaries and call not in prices:
             prices[call] = price
         elif line.strip():
             rest.append(line)
     rows = (
-        PriceRow(id=f"price-{number}", call=call, summary=summary, price=prices.get(call, ""))
+        PriceRow(
+            id=f"price-{number}",
+            call=call,
+            summary=summary,
+            price=prices.get(call, ""),
+            formula=formulas.get(call, ""),
+        )
         for number, (call, summary) in enumerate(summaries.items(), 1)
     )
     return tuple(rows), "\n".join(rest)
 
 
-def read_values(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The values of a form that was sent. Absent fields are empty."""
+def read_values(fields: Mapping[str, Sequence[str]], *, previous: Listing | None = None) -> dict[str, str]:
+    """The values of a form that was sent. `previous`: the stored listing, whose formula an added operation has. Absent fields are empty. An operation with a formula is a line also without its price, which then is an error."""
     values = {}
     for name in FORM_FIELDS:
         text = " ".join(fields.get(name, ())).replace("\r\n", "\n")
         values[name] = text.strip("\n") if _KINDS.get(name) in _OF_LINES else text.strip()
     rows = zip(fields.get(TABLE_CALL, ()), fields.get(TABLE_PRICE, ()), strict=False)
     table = [f"{' '.join(call.split())} {' '.join(price.split())}" for call, price in rows if price.strip()]
+    values |= read_formulas(fields, stored=_list_formulas(previous))
+    priced = {_read_call(line) for line in (*table, *values["operations"].split("\n"))}
+    metered = (call for call, name in list_calls(values).items() if write_formula(values, name) is not None)
+    table += [call for call in metered if call not in priced]
     values["operations"] = "\n".join([*table, values["operations"]]).strip("\n")
     return values
 
@@ -101,23 +124,30 @@ def make_first_values(*, currency: str) -> dict[str, str]:
     for field in FIELDS:
         if field.kind in (Kind.CHOICE, Kind.NUMBER):
             values[field.member] = str(ListingBody.model_fields[field.attribute].default)
-    return {**values, "currency": currency}
+    return {**values, "currency": currency, **make_rows(LISTING_FORMULA, FIRST_ROWS)}
 
 
-def describe_listing(listing: Listing) -> dict[str, str]:
-    """The values of the form of a stored listing. It never has the secret, and not the document."""
+def describe_listing(listing: Listing, *, calls: Mapping[str, str] = {}) -> dict[str, str]:
+    """The values of the form of a stored listing. It never has the secret, and not the document. `calls`: the operations whose formula it has (`list_calls`)."""
     auth, limit = listing.upstream_auth, listing.rate_limit
     values = dict.fromkeys(FORM_FIELDS, "")
     for field in FIELDS:
         if field.kind not in _PARTS:
             values[field.member] = _FORMAT.get(field.kind, str)(getattr(listing, field.attribute))
-    if listing.metering is not None:
-        values["metering"] = json.dumps(write_metering(listing.metering), ensure_ascii=False, indent=1)
+    values |= describe_formula(LISTING_FORMULA, listing.metering)
+    formulas = _list_formulas(listing)
+    for call, name in calls.items():
+        values |= {f"{name}.call": call, **describe_formula(name, formulas.get(call))}
     if auth is not None:
         values |= {"upstreamAuth.in": auth.location, "upstreamAuth.name": auth.name}
     if limit is not None:
         values |= {"rateLimit.calls": str(limit.calls), "rateLimit.perSeconds": str(limit.per_s)}
     return values
+
+
+def _list_formulas(listing: Listing | None) -> dict[str, Metering]:
+    operations = () if listing is None else listing.operations
+    return {f"{one.method} {one.path}": one.metering for one in operations if one.metering is not None}
 
 
 def write_members(
@@ -135,9 +165,14 @@ def write_members(
         del members["status"]
     members |= _read_auth(values, previous)
     document, document_errors = _read_document(values, previous)
-    members["metering"], metering_errors = _read_json_object(values, "metering")
+    members["metering"] = write_formula(values, LISTING_FORMULA)
+    calls = list_calls(values)
+    for operation in members["operations"]:
+        name = calls.get(" ".join(operation.get(part, "") for part in _CALL))
+        if name is not None:
+            operation["metering"] = write_formula(values, name)
     members |= document
-    errors = (*_find_lost_secret(values), *metering_errors, *document_errors)
+    errors = (*_find_lost_secret(values), *document_errors)
     if previous is None:
         members = {name: value for name, value in members.items() if value is not None}
     return members, errors
@@ -167,12 +202,17 @@ def group_errors(
 
 
 def list_differences(stored: FormValues, given: FormValues) -> list[tuple[str, str, str]]:
-    """The fields in which two forms differ: name, stored text, given text."""
-    return [
+    """The fields in which two forms differ: name, stored text, given text. Both have the formulas of the same operations; the name of such a formula is its call."""
+    differences = [
         (name, stored[name], given[name])
         for name in FORM_FIELDS
         if name not in NOT_COMPARED and stored[name] != given[name]
     ]
+    for call, name in {LISTING_FORMULA: LISTING_FORMULA, **list_calls(given)}.items():
+        formulas = format_formula(stored, name), format_formula(given, name)
+        if formulas[0] != formulas[1]:
+            differences.append((call, *formulas))
+    return differences
 
 
 # ---- The texts of members.
@@ -180,11 +220,6 @@ def list_differences(stored: FormValues, given: FormValues) -> list[tuple[str, s
 
 def _split(text: str) -> list[str]:
     return [word for word in _SPLIT.split(text) if word]
-
-
-def _read_whole(text: str) -> int | str | None:
-    """A number that is none stays a text: its member is refused with the reason."""
-    return int(text) if _WHOLE.fullmatch(text) else text or None
 
 
 def _read_phrases(text: str) -> list[str]:
@@ -215,7 +250,7 @@ _FORMAT: Mapping[Kind, Callable[[Any], str]] = {
 _READ: Mapping[Kind, Callable[[str], Any]] = {
     Kind.URL: lambda text: text or None,
     Kind.CHOICE: lambda text: text or None,
-    Kind.NUMBER: _read_whole,
+    Kind.NUMBER: read_whole,
     Kind.WORDS: _split,
     Kind.PHRASES: _read_phrases,
     Kind.ADDRESS: lambda text: text or None,
@@ -229,7 +264,7 @@ def _read_rate_limit(values: FormValues) -> dict[str, Any] | None:
     calls, seconds = values["rateLimit.calls"], values["rateLimit.perSeconds"]
     if not calls and not seconds:
         return None
-    return {"calls": _read_whole(calls), "perSeconds": _read_whole(seconds)}
+    return {"calls": read_whole(calls), "perSeconds": read_whole(seconds)}
 
 
 def _read_auth(values: FormValues, previous: Listing | None) -> dict[str, Any]:
@@ -264,19 +299,14 @@ def _read_document(
         members["openapiUrl"] = url or None
     if values["removeDocument"] and previous is not None:
         return {"openapiUrl": None, "openapi": None}, ()
-    given, errors = _read_json_object(values, "openapi")
-    return members if given is None else {**members, "openapi": given}, errors
-
-
-def _read_json_object(values: FormValues, name: str) -> tuple[dict[str, Any] | None, tuple[FieldError, ...]]:
-    """The object of that field; None where it is empty, or no JSON object."""
-    if not values[name].strip():
-        return None, ()
+    if not values["openapi"].strip():
+        return members, ()
     try:
-        return parse_json_object(values[name].encode("utf-8", "surrogatepass")), ()
+        document = parse_json_object(values["openapi"].encode("utf-8", "surrogatepass"))
     except Refusal as refusal:
         detail = f"must be a JSON object. {refusal.problem.detail}"
-        return None, (FieldError(code=name, detail=detail, pointer=f"/{name}"),)
+        return members, (FieldError(code="openapi", detail=detail, pointer="/openapi"),)
+    return {**members, "openapi": document}, ()
 
 
 # ---- The places of errors.
@@ -290,9 +320,16 @@ def _find_field(pointer: str, values: FormValues, calls: Sequence[str]) -> tuple
             rest[-1] if len(rest) > 1 else "", ""
         )
         call = _find_call(values["operations"], int(rest[0]))
+        if rest[1:2] == ["metering"]:
+            name = list_calls(values).get(call)
+            if name is not None:
+                return find_formula_field(name, rest[2:]), ""
+            part = f"formula: {'/'.join(rest[2:])} "
         if call in calls:
             return call, part.removeprefix("price ")
         return head, f"{clean_line(call, _SHOWN_LENGTH_MAX)}: {part}"
+    if head == LISTING_FORMULA:
+        return find_formula_field(head, rest), ""
     kind = _KINDS.get(head)
     if kind in _OF_ELEMENTS and rest and rest[0].isdecimal():
         words = values[head].split(",") if kind is Kind.PHRASES else _split(values[head])
@@ -313,5 +350,8 @@ def _find_field(pointer: str, values: FormValues, calls: Sequence[str]) -> tuple
 def _find_call(text: str, index: int) -> str:
     """The method and path of the operation of that index."""
     lines = [line for line in text.split("\n") if line.strip()]
-    words = lines[index].split(maxsplit=2)[: len(_CALL)] if index < len(lines) else [str(index + 1)]
-    return " ".join(words)
+    return _read_call(lines[index]) if index < len(lines) else str(index + 1)
+
+
+def _read_call(line: str) -> str:
+    return " ".join(line.split(maxsplit=2)[: len(_CALL)])

@@ -31,6 +31,7 @@ from tollway.outbound.probes import OwnershipEvidence
 from tollway.registry.catalog import CreationResponse, ListingMatch
 from tollway.registry.listing import Listing
 from tollway.registry.listing_patch import parse_form
+from tollway.registry.metering import offer
 from tollway.registry.text import drop_refused_characters
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
@@ -49,6 +50,14 @@ from tollway.web.api.sums_routes import SalesParameters, make_sales_query
 from tollway.web.api.trial_routes import TrialRequests
 from tollway.web.http.problems import status_of
 from tollway.web.http.query import QueryModel, errors_by_parameter, format_time, read_query, whole_number
+from tollway.web.pages.formula_form import (
+    CHOSEN_CALL,
+    OPERATION_FORMULAS_MAX,
+    find_new_row,
+    list_calls,
+    list_formula_fields,
+    show_formulas,
+)
 from tollway.web.pages.listing_form import (
     FORM_FIELDS,
     TABLE_CALL,
@@ -128,13 +137,16 @@ class ShownForm:
     """The operations of the table that was sent. An error of a row has its call as name."""
     search: DocumentSearch | None = None
     """Of a check without a document."""
+    new_row: str = ""
+    """The first field that a formula has not had before."""
 
     @property
-    def first_error(self) -> str:
-        """The first field of the page, or row of its table, that has an error: it gets the focus. Empty where none has one."""
-        at = FORM_FIELDS.index("name")
-        in_order = (*FORM_FIELDS[:at], *self.calls, *FORM_FIELDS[at:])
-        return next((name for name in in_order if name in self.errors), "")
+    def focus(self) -> str:
+        """The first field of the page, or row of its table, that has an error, else `new_row`: it gets the focus. Empty where there is none."""
+        at, formulas_at = FORM_FIELDS.index("name"), FORM_FIELDS.index("operations")
+        fields = (*FORM_FIELDS[at:formulas_at], *list_formula_fields(self.values), *FORM_FIELDS[formulas_at:])
+        in_order = (*FORM_FIELDS[:at], *self.calls, *fields)
+        return next((name for name in in_order if name in self.errors), self.new_row)
 
     @property
     def is_secret_lost(self) -> bool:
@@ -183,6 +195,9 @@ class ListingPages:
         self._edits.check_publisher(reader.address)
         values: FormValues = read_values(fields)
         key, calls = read_field(fields, "key") or _draw_key(), fields.get(TABLE_CALL, ())
+        if new_row := find_new_row(values, fields):
+            form = ShownForm(values=values, key=key, errors={}, calls=calls[:PRICE_ROWS_MAX], new_row=new_row)
+            return self._respond_new(request, reader, form)
         members, errors = write_members(values, previous=None)
         writer = self._writer(request, reader)
         search = None
@@ -256,7 +271,11 @@ class ListingPages:
     async def save(self, request: Request, reader: Reader, fields: Fields) -> Response:
         """Checks the form, or writes it where the listing is still at the revision that the form shows."""
         listing = await self._find_own(request, reader)
-        values, etag = read_values(fields), read_field(fields, "etag")
+        values, etag = read_values(fields, previous=listing), read_field(fields, "etag")
+        if new_row := find_new_row(values, fields):
+            calls = fields.get(TABLE_CALL, ())[:PRICE_ROWS_MAX]
+            form = ShownForm(values=values, etag=etag, errors={}, calls=calls, new_row=new_row)
+            return await self._respond_listing(request, reader, listing, form)
         members, errors = write_members(values, previous=listing)
         writer = self._writer(request, reader, if_match=etag or '"none"')
         try:
@@ -277,7 +296,7 @@ class ListingPages:
                 values=values,
                 etag=etag_of(listing, b""),
                 errors={},
-                differences=list_differences(describe_listing(listing), values),
+                differences=list_differences(describe_listing(listing, calls=list_calls(values)), values),
                 status=status_of(problem.code),
             )
             return await self._respond_listing(request, reader, listing, form)
@@ -387,13 +406,25 @@ class ListingPages:
         known = () if source is None else list_operations(source)[:PRICE_ROWS_MAX]
         named = [(f"{one.method} {one.path}", one.summary) for one in known if not one.is_any]
         sent = [(call, "") for call in form.calls]
-        rows, rest = list_price_rows(form.values, dict([*sent, *named]).items())
+        formulas = {
+            f"{one.method} {one.path}": offer(one).describe(source.currency)
+            for one in (() if source is None else source.operations)
+            if one.metering is not None
+        }
+        rows, rest = list_price_rows(form.values, dict([*sent, *named]).items(), formulas=formulas)
+        metered = list_calls(form.values)
         return {
             "form": form,
             "price_rows": rows,
             "price_ids": {one.call: one.id for one in rows},
             "other_operations": rest,
             "table_fields": (TABLE_CALL, TABLE_PRICE),
+            "formulas": show_formulas(form.values, {one.call: one.price for one in rows}),
+            "formula_fields": list_formula_fields(form.values),
+            "chosen_field": CHOSEN_CALL,
+            "choices": [one.call for one in rows if one.call not in metered]
+            if len(metered) < OPERATION_FORMULAS_MAX
+            else [],
             "currencies": self._list_currencies(),
             "networks": name_networks(self._context.draft_rules, self._context.profiles),
             "name_network": partial(name_network, profiles=self._context.profiles),
