@@ -30,6 +30,22 @@ async def make_node() -> AsyncIterator[Callable[[], Awaitable[tuple[ScriptedNode
         await server.close()
 
 
+@pytest.fixture
+async def node(make_node) -> tuple[ScriptedNode, str]:
+    return await make_node()
+
+
+@pytest.fixture
+def script(node: tuple[ScriptedNode, str]) -> ScriptedNode:
+    """The script of one node, which `url` leads to."""
+    return node[0]
+
+
+@pytest.fixture
+def url(node: tuple[ScriptedNode, str]) -> str:
+    return node[1]
+
+
 class SeenNode:
     """Records what a node reports about its requests."""
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from tests.kit.chain import MemoryChain
+from tests.kit.scripted_node import hang
 from tests.kit.waits import bounded
 from tollway.chain.nodes import (
     BATCH_MAX_S,
@@ -58,16 +59,14 @@ async def read(node: RpcNode, session: aiohttp.ClientSession, *, deadline_s: flo
         return await node.send_batch(session, ASK_HEAD)  # type: ignore[arg-type]
 
 
-async def test_reads_the_chain_id_in_the_same_round_trip(make_node, session) -> None:
-    script, url = await make_node()
+async def test_reads_the_chain_id_in_the_same_round_trip(script, url, session) -> None:
     counts: list[int] = []
     assert await read(make(url, on_request=counts.append), session) == [script.block(10)]
     assert script.batches == [["eth_getBlockByNumber", "eth_chainId"]]
     assert counts == [2]
 
 
-async def test_a_batch_may_be_answered_in_any_order(make_node, session) -> None:
-    script, url = await make_node()
+async def test_a_batch_may_be_answered_in_any_order(script, url, session) -> None:
     script.bend = lambda answers: answers[::-1]
     assert await read(make(url), session) == [script.block(10)]
 
@@ -118,8 +117,7 @@ def honest(*, status: int = 200, bend: Callable[[bytes], bytes] = bytes, **heade
     return http
 
 
-async def test_the_correct_response_is_usable(make_node, session) -> None:
-    script, url = await make_node()
+async def test_the_correct_response_is_usable(script, url, session) -> None:
     script.http = honest()
     assert await read(make(url), session) == [hex(CHAIN)]
 
@@ -143,8 +141,7 @@ async def test_the_correct_response_is_usable(make_node, session) -> None:
         pytest.param(reset, id="reset"),
     ],
 )
-async def test_an_http_fault_is_unusable_and_trips_the_breaker(make_node, session, http) -> None:
-    script, url = await make_node()
+async def test_an_http_fault_is_unusable_and_trips_the_breaker(script, url, session, http) -> None:
     script.http = http
     node = make(url)
     with pytest.raises(UnusableResponse):
@@ -152,8 +149,7 @@ async def test_an_http_fault_is_unusable_and_trips_the_breaker(make_node, sessio
     assert node.is_deferred
 
 
-async def test_a_redirect_is_not_followed(make_node, session) -> None:
-    script, url = await make_node()
+async def test_a_redirect_is_not_followed(script, url, make_node, session) -> None:
     target, target_url = await make_node()
     script.http = respond(status=307, headers={"Location": target_url})
     with pytest.raises(UnusableResponse):
@@ -161,8 +157,7 @@ async def test_a_redirect_is_not_followed(make_node, session) -> None:
     assert target.batches == []
 
 
-async def test_proxies_of_the_environment_are_not_used(make_node, session, monkeypatch) -> None:
-    script, url = await make_node()
+async def test_proxies_of_the_environment_are_not_used(script, url, make_node, session, monkeypatch) -> None:
     proxy, proxy_url = await make_node()
     monkeypatch.setenv("HTTP_PROXY", proxy_url)
     monkeypatch.setenv("http_proxy", proxy_url)
@@ -170,22 +165,13 @@ async def test_proxies_of_the_environment_are_not_used(make_node, session, monke
     assert (len(script.batches), len(proxy.batches)) == (1, 0)
 
 
-async def test_a_hanging_node_is_cancelled_at_the_deadline(make_node, session) -> None:
-    script, url = await make_node()
-    release = asyncio.Event()
-
-    async def hang(_: web.Request) -> web.Response:
-        await release.wait()
-        return web.Response()
-
+async def test_a_hanging_node_is_cancelled_at_the_deadline(script, url, session) -> None:
     script.http = hang
     with pytest.raises(UnusableResponse, match="deadline"):
         await read(make(url), session, deadline_s=0.05)
-    release.set()
 
 
-async def test_a_node_of_another_chain_is_unusable(make_node, session) -> None:
-    script, url = await make_node()
+async def test_a_node_of_another_chain_is_unusable(script, url, session) -> None:
     script.answers["eth_chainId"] = "0x1"
     with pytest.raises(WrongChain):
         await read(make(url), session)
@@ -216,9 +202,8 @@ def refuse_each(calls: list[dict[str, Any]]) -> web.Response:
 @pytest.mark.parametrize("refuse", [refuse_by_status, refuse_by_error, refuse_each])
 @pytest.mark.parametrize(("batch_max", "requests"), [(4, 1), (3, 1 + 2), (2, 1 + 2), (1, 1 + 1 + 4)])
 async def test_a_node_that_refuses_a_batch_gets_smaller_ones(
-    make_node, session, refuse, batch_max: int, requests: int
+    script, url, session, refuse, batch_max: int, requests: int
 ) -> None:
-    script, url = await make_node()
     script.answers["eth_getCode"] = "0x60"
     script.batch_max, script.refuse_batch = batch_max, refuse
     node = make(url)
@@ -231,8 +216,7 @@ async def test_a_node_that_refuses_a_batch_gets_smaller_ones(
     assert node.status.batch_max == (None if batch_max == 4 else 2 if batch_max > 1 else 1)
 
 
-async def test_the_chain_id_is_read_before_a_smaller_batch_is_sent(make_node, session) -> None:
-    script, url = await make_node()
+async def test_the_chain_id_is_read_before_a_smaller_batch_is_sent(script, url, session) -> None:
     script.answers["eth_chainId"] = "0x1"
     script.batch_max = 1
     with pytest.raises(WrongChain):
@@ -240,8 +224,7 @@ async def test_the_chain_id_is_read_before_a_smaller_batch_is_sent(make_node, se
     assert script.batches == [["eth_getBlockByNumber", "eth_chainId"], ["eth_chainId"]]
 
 
-async def test_a_refused_batch_is_tried_whole_again_after_a_while(make_node, session) -> None:
-    script, url = await make_node()
+async def test_a_refused_batch_is_tried_whole_again_after_a_while(script, url, session) -> None:
     script.batch_max = 1
     clock = Clock()
     node = make(url, clock=clock)
@@ -255,9 +238,8 @@ async def test_a_refused_batch_is_tried_whole_again_after_a_while(make_node, ses
 
 
 async def test_a_node_that_refuses_single_calls_too_is_unusable_for_its_first_reason(
-    make_node, session
+    script, url, session
 ) -> None:
-    script, url = await make_node()
     script.batch_max = 0
     node = make(url)
     with pytest.raises(UnusableResponse, match="HTTP status 400"):
@@ -267,16 +249,14 @@ async def test_a_node_that_refuses_single_calls_too_is_unusable_for_its_first_re
 
 
 @pytest.mark.parametrize("status", [401, 404, 429, 500, 502, 503])
-async def test_a_fault_of_another_kind_is_no_refused_batch(make_node, session, status: int) -> None:
-    script, url = await make_node()
+async def test_a_fault_of_another_kind_is_no_refused_batch(script, url, session, status: int) -> None:
     script.http = respond(status=status)
     with pytest.raises(UnusableResponse):
         await read(make(url), session)
     assert len(script.batches) == 1
 
 
-async def test_no_more_requests_are_in_flight_than_allowed(make_node, session) -> None:
-    script, url = await make_node()
+async def test_no_more_requests_are_in_flight_than_allowed(script, url, session) -> None:
     waiting = 0
     two_wait, release = asyncio.Event(), asyncio.Event()
 
@@ -325,16 +305,14 @@ async def test_a_pooled_connection_that_the_node_closed_is_tried_once_more(sessi
     server.close()
 
 
-async def test_a_node_that_always_disconnects_gets_two_requests(make_node, session) -> None:
-    script, url = await make_node()
+async def test_a_node_that_always_disconnects_gets_two_requests(script, url, session) -> None:
     script.http = reset
     with pytest.raises(UnusableResponse):
         await read(make(url), session)
     assert len(script.batches) == 2
 
 
-async def test_a_transaction_is_sent_once_even_when_the_node_disconnects(make_node, session) -> None:
-    script, url = await make_node()
+async def test_a_transaction_is_sent_once_even_when_the_node_disconnects(script, url, session) -> None:
     script.http = reset
     node = make(url)
     with pytest.raises(UnusableResponse):
@@ -343,8 +321,7 @@ async def test_a_transaction_is_sent_once_even_when_the_node_disconnects(make_no
     assert len(script.batches) == 1
 
 
-async def test_a_failed_node_comes_last_and_recovers_with_its_first_response(make_node, session) -> None:
-    script, url = await make_node()
+async def test_a_failed_node_comes_last_and_recovers_with_its_first_response(script, url, session) -> None:
     clock = Clock()
     node = make(url, clock=clock)
     assert not node.is_deferred
@@ -365,8 +342,9 @@ async def test_a_failed_node_comes_last_and_recovers_with_its_first_response(mak
     "path", ["v3/SECRET-KEY", "?key=SECRET-KEY", "#SECRET-KEY"], ids=["path", "query", "fragment"]
 )
 @pytest.mark.parametrize("user", ["", "SECRET-USER:SECRET-PASSWORD@"], ids=["no user", "user"])
-async def test_secrets_of_the_url_reach_no_log_and_no_error(make_node, session, path: str, user: str) -> None:
-    script, url = await make_node()
+async def test_secrets_of_the_url_reach_no_log_and_no_error(
+    script, url, session, path: str, user: str
+) -> None:
     node = make(url.replace("//", "//" + user) + path)
     dead = make(f"http://{user}127.0.0.1:1/{path}")
     script.http = respond(status=403)
@@ -381,14 +359,7 @@ async def test_secrets_of_the_url_reach_no_log_and_no_error(make_node, session, 
 
 
 @pytest.mark.parametrize("outcome", ["ok", "error", "timeout", "other_chain"])
-async def test_each_request_has_one_outcome(make_node, session, seen, outcome: str) -> None:
-    script, url = await make_node()
-    release = asyncio.Event()
-
-    async def hang(_: web.Request) -> web.Response:
-        await release.wait()
-        return web.Response()
-
+async def test_each_request_has_one_outcome(script, url, session, seen, outcome: str) -> None:
     if outcome == "error":
         script.http = honest(status=503)
     elif outcome == "timeout":
@@ -400,14 +371,12 @@ async def test_each_request_has_one_outcome(make_node, session, seen, outcome: s
     )
     with contextlib.suppress(UnusableResponse):
         await read(node, session, deadline_s=0.05 if outcome == "timeout" else 5.0)
-    release.set()
     assert seen.outcomes == [(CHAIN, 2, outcome)]
     assert seen.seconds == [0.05 if outcome == "timeout" else 0.0]
     assert seen.methods == [("eth_getBlockByNumber",)]  # known at the deadline, too
 
 
-async def test_a_node_keeps_its_newest_block_and_its_last_outage(make_node, session) -> None:
-    script, url = await make_node()
+async def test_a_node_keeps_its_newest_block_and_its_last_outage(script, url, session) -> None:
     clock = Clock()
     node = make(url, clock=clock)
     assert (node.status.head_number, node.status.failure, node.status.failed_s) == (None, "", None)
@@ -445,13 +414,20 @@ class Chains:
         self.asked: list[ChainId] = []
         self.now_s = 1_000.0
 
-    def make_call(self) -> NodeHealth:
-        return NodeHealth(self, [BASE, OTHER], limits=HEALTH_LIMITS, clock=lambda: self.now_s)  # type: ignore[arg-type]
-
     async def check_chain(self, chain_id: ChainId) -> None:
         self.asked.append(chain_id)
         if chain_id in self.faults:
             raise self.faults[chain_id]()
+
+
+@pytest.fixture
+def chains() -> Chains:
+    return Chains()
+
+
+@pytest.fixture
+def health(chains: Chains) -> NodeHealth:
+    return NodeHealth(chains, [BASE, OTHER], limits=HEALTH_LIMITS, clock=lambda: chains.now_s)  # type: ignore[arg-type]
 
 
 def make_mismatch() -> Exception:
@@ -460,93 +436,75 @@ def make_mismatch() -> Exception:
     return exc
 
 
-async def test_the_last_check_of_each_network_counts() -> None:
-    chains = Chains()
-    call = chains.make_call()
-    assert call.checks == {"chain_8453": False, "chain_10": False}
+async def test_the_last_check_of_each_network_counts(chains, health) -> None:
+    assert health.checks == {"chain_8453": False, "chain_10": False}
     chains.faults[OTHER] = ChainUnavailable
     with capture_logs() as logs:
-        await call.find_wrong_chain_nodes()
-    assert call.checks == {"chain_8453": True, "chain_10": False}
-    assert [(line["event"], line["chain_id"]) for line in logs] == [
-        ("chain_ready", BASE),
-        ("chain_not_ready", OTHER),
-    ]
+        await health.find_wrong_chain_nodes()
+    assert health.checks == {"chain_8453": True, "chain_10": False}
+    events = [(line["event"], line["chain_id"]) for line in logs]
+    assert events == [("chain_ready", BASE), ("chain_not_ready", OTHER)]
     chains.faults = {BASE: ChainUnavailable}
-    await call.find_wrong_chain_nodes()
-    assert call.checks == {"chain_8453": False, "chain_10": True}
+    await health.find_wrong_chain_nodes()
+    assert health.checks == {"chain_8453": False, "chain_10": True}
 
 
-async def test_only_nodes_of_another_chain_are_listed() -> None:
-    chains = Chains()
+async def test_only_nodes_of_another_chain_are_listed(chains, health) -> None:
     chains.faults = {BASE: make_mismatch, OTHER: ChainUnavailable}
-    call = chains.make_call()
-    assert await call.find_wrong_chain_nodes() == ["node 1 of eip155:8453: it serves chain 1"]
-    assert not any(call.checks.values())
+    assert await health.find_wrong_chain_nodes() == ["node 1 of eip155:8453: it serves chain 1"]
+    assert not any(health.checks.values())
 
 
-async def test_a_network_counts_as_lost_once_it_was_away_for_so_long() -> None:
-    chains = Chains()
-    call = chains.make_call()
-    await call.find_wrong_chain_nodes()
+async def test_a_network_counts_as_lost_once_it_was_away_for_so_long(chains, health) -> None:
+    await health.find_wrong_chain_nodes()
     chains.faults[OTHER] = ChainUnavailable
     for now_s, lost in ((1_000.0, 0), (1_029.9, 0), (1_030.0, 1), (1_300.0, 1)):
         chains.now_s = now_s
-        await call.find_wrong_chain_nodes()
-        assert call.count_lost() == lost, now_s
+        await health.find_wrong_chain_nodes()
+        assert health.count_lost() == lost, now_s
     chains.faults[BASE] = make_mismatch  # nodes of another chain read nothing of this one
-    await call.find_wrong_chain_nodes()
+    await health.find_wrong_chain_nodes()
     chains.now_s += 30
-    assert call.count_lost() == 2
+    assert health.count_lost() == 2
     chains.faults = {}
-    await call.check_due()
-    assert call.count_lost() == 0
+    await health.check_due()
+    assert health.count_lost() == 0
 
 
-async def test_an_interrupted_absence_starts_again() -> None:
-    chains = Chains()
-    call = chains.make_call()
+async def test_an_interrupted_absence_starts_again(chains, health) -> None:
     for now_s, faults in ((1_000.0, {}), (1_010.0, {OTHER: ChainUnavailable}), (1_020.0, {})):
         chains.now_s, chains.faults = now_s, dict(faults)
-        await call.find_wrong_chain_nodes()
+        await health.find_wrong_chain_nodes()
     chains.now_s, chains.faults = 1_030.0, {OTHER: ChainUnavailable}
-    await call.find_wrong_chain_nodes()
+    await health.find_wrong_chain_nodes()
     chains.now_s = 1_045.0
-    assert call.count_lost() == 0
+    assert health.count_lost() == 0
 
 
-async def test_a_network_that_was_never_served_is_lost_from_the_start() -> None:
-    chains = Chains()
-    call = chains.make_call()
-    assert call.count_lost() == 2
+async def test_a_network_that_was_never_served_is_lost_from_the_start(chains, health) -> None:
+    assert health.count_lost() == 2
     chains.faults[OTHER] = ChainUnavailable
-    await call.find_wrong_chain_nodes()
-    assert call.count_lost() == 1
+    await health.find_wrong_chain_nodes()
+    assert health.count_lost() == 1
 
 
-async def test_between_full_checks_only_networks_that_are_away_are_checked() -> None:
-    chains = Chains()
-    call = chains.make_call()
+async def test_between_full_checks_only_networks_that_are_away_are_checked(chains, health) -> None:
     chains.faults[OTHER] = ChainUnavailable
-    await call.check_due()
+    await health.check_due()
     assert chains.asked == [BASE, OTHER]
     chains.faults = {BASE: ChainUnavailable}
     with capture_logs() as logs:
         for now_s, asked in ((1_010.0, [OTHER]), (1_020.0, []), (1_059.9, []), (1_060.0, [BASE, OTHER])):
             chains.now_s = now_s
             chains.asked.clear()
-            await call.check_due()
+            await health.check_due()
             assert chains.asked == asked, now_s
-    assert [(line["event"], line["chain_id"]) for line in logs] == [
-        ("chain_ready", OTHER),
-        ("chain_not_ready", BASE),
-    ]
-    assert call.checks == {"chain_8453": False, "chain_10": True}
+    events = [(line["event"], line["chain_id"]) for line in logs]
+    assert events == [("chain_ready", OTHER), ("chain_not_ready", BASE)]
+    assert health.checks == {"chain_8453": False, "chain_10": True}
 
 
-async def test_the_time_away_begins_with_the_first_failed_check() -> None:
-    chains = Chains()
-    health = chains.make_call()
+async def test_the_time_away_begins_with_the_first_failed_check(chains, health) -> None:
     assert health.away_s(BASE) == float("inf")
     await health.find_wrong_chain_nodes()
     assert health.away_s(BASE) is None

@@ -1,10 +1,10 @@
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from tests.kit.scripted_node import hang
 from tollway.chain import tokens
 from tollway.chain.port import (
     AccountFacts,
@@ -63,8 +63,27 @@ def open_reader(make_node, make_reader) -> Callable[..., Awaitable[tuple[Any, ..
     return open_reader
 
 
+@pytest.fixture
+async def reader(make_reader: MakeReader, url: str) -> RpcReader:
+    """A reader of one node."""
+    return await make_reader(url)
+
+
 async def fail(_: web.Request) -> web.Response:
     return web.Response(status=503)
+
+
+def refuse(code: int, message: str, **more: object) -> dict[str, object]:
+    """The answer of a node that refuses a call."""
+    return {"!error": {"code": code, "message": message, **more}}
+
+
+def set_answer(method: str, answer: object) -> Callable[[Any], None]:
+    return lambda script: script.answers.update({method: answer})
+
+
+def set_field(part: str, name: str, value: object) -> Callable[[Any], None]:
+    return lambda script: getattr(script, part).update({name: value})
 
 
 def remine(script, *, block_hash: int) -> None:
@@ -74,8 +93,7 @@ def remine(script, *, block_hash: int) -> None:
     script.blocks["0x8"]["hash"] = text
 
 
-async def test_facts_take_two_round_trips(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_facts_take_two_round_trips(script, url, make_reader) -> None:
     round_trips: list[int] = []
     reader = await make_reader(url, on_request=round_trips.append)
     facts = await reader.fetch_facts(CHAIN, TX)
@@ -89,61 +107,50 @@ async def test_facts_take_two_round_trips(make_node, make_reader) -> None:
     assert len(round_trips) == len(script.batches) == 2
 
 
-async def test_a_transaction_in_the_head_block_needs_one_round_trip(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_a_transaction_in_the_head_block_needs_one_round_trip(reader, script) -> None:
     script.blocks["latest"] = script.blocks["0x8"]
     facts = await reader.fetch_facts(CHAIN, TX)
     assert (facts.confirmations, facts.canonical_hash) == (1, facts.block_hash)
     assert len(script.batches) == 1
 
 
-async def test_a_block_that_left_the_chain_shows_in_the_canonical_hash(open_reader) -> None:
-    reader, script = await open_reader()
-    script.blocks["0x8"]["hash"] = f"0x{0xDEAD:064x}"
+HEAD_BEFORE = {"number": "0x7", "hash": f"0x{0xB007:064x}", "timestamp": hex(1_700_000_007)}
+
+
+@pytest.mark.parametrize(
+    ("bend", "members"),
+    [
+        pytest.param(
+            lambda script: script.blocks["0x8"].update(hash=f"0x{0xDEAD:064x}"),
+            {"block_hash": (0xB008).to_bytes(32, "big"), "canonical_hash": (0xDEAD).to_bytes(32, "big")},
+            id="a block that left the chain shows in the canonical hash",
+        ),
+        pytest.param(
+            set_field("blocks", "latest", HEAD_BEFORE),
+            {"head_number": 8, "head_time": 1_700_000_008, "confirmations": 1},
+            id="a head read before the block arrived does not make it shallower than one",
+        ),
+        pytest.param(set_field("receipt", "status", "0x0"), {"succeeded": False}, id="a failed transaction"),
+        pytest.param(set_field("blocks", "finalized", None), {"finalized_number": 0}, id="nothing final"),
+        pytest.param(
+            set_field("blocks", "finalized", refuse(-32601, "unknown tag")),
+            {"finalized_number": 0},
+            id="a node without the finalized tag",
+        ),
+    ],
+)
+async def test_facts_are_those_of_the_node(reader, script, bend, members: dict[str, object]) -> None:
+    bend(script)
     facts = await reader.fetch_facts(CHAIN, TX)
-    assert facts.block_hash == (0xB008).to_bytes(32, "big")
-    assert facts.canonical_hash == (0xDEAD).to_bytes(32, "big")
-
-
-async def test_a_head_read_before_the_block_arrived_does_not_make_it_shallower_than_one(open_reader) -> None:
-    reader, script = await open_reader()
-    script.blocks["latest"] = script.block(7)
-    facts = await reader.fetch_facts(CHAIN, TX)
-    assert (facts.head_number, facts.head_time, facts.confirmations) == (8, facts.block_time, 1)
-
-
-async def test_a_failed_transaction_is_a_fact(open_reader) -> None:
-    reader, script = await open_reader()
-    script.receipt["status"] = "0x0"
-    facts = await reader.fetch_facts(CHAIN, TX)
-    assert not facts.succeeded
-
-
-@pytest.mark.parametrize("answer", [None, {"!error": {"code": -32601, "message": "unknown tag"}}])
-async def test_a_node_without_the_finalized_tag_serves_with_nothing_final(
-    open_reader, answer: object
-) -> None:
-    reader, script = await open_reader()
-    script.blocks["finalized"] = answer
-    facts = await reader.fetch_facts(CHAIN, TX)
-    assert facts.finalized_number == 0
+    assert {name: getattr(facts, name) for name in members} == members
 
 
 @pytest.mark.parametrize("is_pending", [True, False])
-async def test_an_unmined_transaction_costs_one_round_trip(open_reader, is_pending: bool) -> None:
-    reader, script = await open_reader()
+async def test_an_unmined_transaction_costs_one_round_trip(reader, script, is_pending: bool) -> None:
     script.receipt = None
     script.transaction = {**script.transaction, "blockHash": None} if is_pending else None
     assert await reader.fetch_facts(CHAIN, TX) == NotMined(chain_id=CHAIN, is_pending=is_pending)
     assert len(script.batches) == 1
-
-
-def set_answer(method: str, answer: object) -> Callable[[Any], None]:
-    return lambda script: script.answers.update({method: answer})
-
-
-def set_field(part: str, name: str, value: object) -> Callable[[Any], None]:
-    return lambda script: getattr(script, part).update({name: value})
 
 
 LIES = [
@@ -162,7 +169,7 @@ LIES = [
         id="a block of another height",
     ),
     pytest.param(
-        set_answer("eth_getTransactionReceipt", {"!error": {"code": -32005, "message": "limit exceeded"}}),
+        set_answer("eth_getTransactionReceipt", refuse(-32005, "limit exceeded")),
         id="receipt refused",
     ),
     pytest.param(set_answer("eth_getTransactionReceipt", lambda params: "0x"), id="receipt of a wrong shape"),
@@ -174,9 +181,8 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_single_faulty_node_means_unavailable_and_never_not_mined(
-    open_reader, lie: Callable[[Any], None]
+    reader, script, lie: Callable[[Any], None]
 ) -> None:
-    reader, script = await open_reader()
     lie(script)
     with pytest.raises(ChainUnavailable):
         await reader.fetch_facts(CHAIN, TX)
@@ -192,18 +198,11 @@ async def test_a_faulty_node_is_skipped_for_the_next(open_reader, lie: Callable[
 async def test_a_dead_and_a_hanging_node_are_skipped(make_node, make_reader) -> None:
     hanging, hanging_url = await make_node()
     _, good_url = await make_node()
-    release = asyncio.Event()
-
-    async def hang(_: web.Request) -> web.Response:
-        await release.wait()
-        return web.Response()
-
     hanging.http = hang
     reader = await make_reader(
         "http://127.0.0.1:1/", hanging_url, good_url, limits=Limits(rpc_deadline_s=0.3)
     )
     assert isinstance(await reader.fetch_facts(CHAIN, TX), ChainFacts)
-    release.set()
 
 
 async def test_nodes_are_read_in_the_configured_order_and_failed_ones_last(make_node, make_reader) -> None:
@@ -319,8 +318,7 @@ def know_only(script: Any, *known: TxHash) -> None:
     )
 
 
-async def test_many_receipts_come_in_two_round_trips(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_many_receipts_come_in_two_round_trips(reader, script) -> None:
     hashes = [TxHash(bytes([n]) * 32) for n in range(1, 21)]
     know_only(script, *hashes[:-1])
     facts = await reader.fetch_receipts(CHAIN, hashes)
@@ -331,8 +329,7 @@ async def test_many_receipts_come_in_two_round_trips(open_reader) -> None:
     assert script.batches[1] == ["eth_getBlockByNumber", "eth_chainId"]  # they share a block
 
 
-async def test_many_receipts_are_read_in_batches(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_many_receipts_are_read_in_batches(reader, script) -> None:
     script.forget()
     hashes = [TxHash(bytes([n]) * 32) for n in range(1, 101)]
     facts = await reader.fetch_receipts(CHAIN, hashes)
@@ -340,8 +337,7 @@ async def test_many_receipts_are_read_in_batches(open_reader) -> None:
     assert [len(batch) for batch in script.batches] == [83, 83, 43]
 
 
-async def test_no_receipts_send_no_request(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_no_receipts_send_no_request(reader, script) -> None:
     assert await reader.fetch_receipts(CHAIN, []) == {}
     assert script.batches == []
 
@@ -355,8 +351,7 @@ async def test_a_further_node_is_read_only_for_open_transactions(open_reader) ->
     assert good.batches[0].count("eth_getTransactionReceipt") == 1
 
 
-async def test_a_transaction_without_a_clear_report_is_left_out(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_a_transaction_without_a_clear_report_is_left_out(reader, script) -> None:
     know_only(script, TX, OTHER_TX)
     honest = script.answers["eth_getTransactionReceipt"]
 
@@ -382,7 +377,7 @@ NONCE = b"\x09" * 32
 SENDER = Address(b"\xd4" * 20)
 TOKEN = Address(b"\xc3" * 20)
 WORD_OF = "0x{:064x}".format
-REVERT = {"!error": {"code": 3, "message": "execution reverted", "data": "0xdead"}}
+REVERT = refuse(3, "execution reverted", data="0xdead")
 
 
 def know_authorization(script: Any, **answers: Any) -> None:
@@ -409,8 +404,7 @@ async def ask_authorization(reader: RpcReader) -> AuthorizationFacts:
     )
 
 
-async def test_an_authorisation_is_read_in_one_round_trip(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_an_authorisation_is_read_in_one_round_trip(reader, script) -> None:
     know_authorization(script)
     assert await ask_authorization(reader) == AuthorizationFacts(
         chain_id=CHAIN,
@@ -425,29 +419,22 @@ async def test_an_authorisation_is_read_in_one_round_trip(open_reader) -> None:
     assert len(script.batches) == 1
 
 
-async def test_a_transfer_is_simulated_as_its_sender_would_send_it(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_a_transfer_is_simulated_as_its_sender_would_send_it(reader, script) -> None:
     know_authorization(script)
-    seen: list[Any] = []
-    honest = script.answers["eth_call"]
-    script.answers["eth_call"] = lambda params: seen.append(params) or honest(params)
-    script.answers["eth_estimateGas"] = lambda params: seen.append(params) or "0x1"
     await ask_authorization(reader)
     transfer = {"from": str(SENDER), "to": str(TOKEN), "data": "0xcafe", "gas": "0x30d40"}
-    assert [transfer, "latest"] in seen
-    assert [transfer] in seen
+    assert [transfer, "latest"] in script.params("eth_call")
+    assert script.params("eth_estimateGas") == [[transfer]]
 
 
-async def test_a_reverting_transfer_is_a_result(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_a_reverting_transfer_is_a_result(reader, script) -> None:
     know_authorization(script, simulation=REVERT, estimate=REVERT, used=WORD_OF(1), balance=WORD_OF(0))
     facts = await ask_authorization(reader)
     assert facts.simulation == ContractResult(reverted=True, payload=b"\xde\xad")
     assert (facts.gas_estimate, facts.is_used, facts.balance) == (None, True, 0)
 
 
-async def test_an_estimate_with_a_revert_does_not_count(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_an_estimate_with_a_revert_does_not_count(reader, script) -> None:
     know_authorization(script, simulation=REVERT)
     assert (await ask_authorization(reader)).gas_estimate is None
 
@@ -460,9 +447,8 @@ async def test_a_revert_does_not_agree_with_a_missing_estimate(open_reader) -> N
         await ask_authorization(reader)
 
 
-async def test_a_revert_of_a_megabyte_is_cut(open_reader) -> None:
-    reader, script = await open_reader()
-    bomb = {"!error": {"code": 3, "message": "execution reverted", "data": "0x" + "ab" * 2**20}}
+async def test_a_revert_of_a_megabyte_is_cut(reader, script) -> None:
+    bomb = refuse(3, "execution reverted", data="0x" + "ab" * 2**20)
     know_authorization(script, simulation=bomb, estimate=bomb)
     facts = await ask_authorization(reader)
     assert facts.simulation == ContractResult(reverted=True, payload=b"\xab" * LIMITS.erc1271_bytes_max)
@@ -475,18 +461,13 @@ async def test_a_revert_of_a_megabyte_is_cut(open_reader) -> None:
         pytest.param({"balance": REVERT}, id="no token"),
         pytest.param({"used": "0x" + "00" * 64}, id="two words of state"),
         pytest.param({"code": None}, id="no code"),
-        pytest.param(
-            {"simulation": {"!error": {"code": -32000, "message": "header not found"}}}, id="node in trouble"
-        ),
-        pytest.param(
-            {"estimate": {"!error": {"code": -32601, "message": "no such method"}}}, id="no estimates"
-        ),
+        pytest.param({"simulation": refuse(-32000, "header not found")}, id="node in trouble"),
+        pytest.param({"estimate": refuse(-32601, "no such method")}, id="no estimates"),
     ],
 )
 async def test_an_unclear_response_about_an_authorisation_is_read_from_the_next_node(
-    make_node, make_reader, bent: dict[str, Any]
+    script, url, make_node, make_reader, bent: dict[str, Any]
 ) -> None:
-    script, url = await make_node()
     good, good_url = await make_node()
     know_authorization(script, **bent)
     know_authorization(good, balance=WORD_OF(7))
@@ -542,17 +523,15 @@ def use_log(tx_hash: TxHash = TX, **changes: Any) -> dict[str, Any]:
     }
 
 
-async def test_the_use_of_an_authorisation_is_read_by_exact_topics(open_reader) -> None:
-    reader, script = await open_reader()
-    seen: list[Any] = []
-    script.answers["eth_getLogs"] = lambda params: seen.append(params[0]) or [use_log()]
-    script.answers["eth_blockNumber"] = "0xa"
+async def test_the_use_of_an_authorisation_is_read_by_exact_topics(reader, script) -> None:
+    script.answers |= {"eth_getLogs": [use_log()], "eth_blockNumber": "0xa"}
     assert await find_use(reader) == TX
     ends = [
         "0x" + topic.hex() for topic in (tokens.AUTHORIZATION_USED_TOPIC, tokens.AUTHORIZATION_CANCELED_TOPIC)
     ]
     topics = [ends, ["0x" + (bytes(12) + ALICE).hex()], ["0x" + NONCE.hex()]]
-    assert seen == [{"address": str(TOKEN), "topics": topics, "fromBlock": "0x5", "toBlock": "latest"}]
+    wanted = {"address": str(TOKEN), "topics": topics, "fromBlock": "0x5", "toBlock": "latest"}
+    assert script.params("eth_getLogs") == [[wanted]]
 
 
 async def test_one_node_proves_a_use_and_no_use_needs_all(open_reader) -> None:
@@ -579,14 +558,13 @@ async def test_no_use_needs_enough_nodes(make_node, make_reader) -> None:
         await find_use(await make_reader(first_url, second_url, agreement_min=2))
 
 
-async def test_a_node_that_refuses_a_long_range_is_read_in_windows(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_a_node_that_refuses_a_long_range_is_read_in_windows(reader, script) -> None:
     seen: list[tuple[str, str]] = []
 
     def logs(params: list[Any]) -> Any:
         first, last = params[0]["fromBlock"], params[0]["toBlock"]
         if last == "latest":
-            return {"!error": {"code": -32005, "message": "block range too large"}}
+            return refuse(-32005, "block range too large")
         seen.append((int(first, 16), int(last, 16)))  # type: ignore[arg-type]
         return [use_log()] if len(seen) == 2 else []
 
@@ -602,12 +580,11 @@ async def test_a_node_that_refuses_a_long_range_is_read_in_windows(open_reader) 
         await find_use(reader, from_block=1)
 
 
-async def test_fees_are_those_of_the_latest_block_and_the_nodes_tip(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_fees_are_those_of_the_latest_block_and_the_nodes_tip(reader, script) -> None:
     script.blocks["latest"]["baseFeePerGas"] = "0x64"
     script.answers |= {"eth_maxPriorityFeePerGas": "0x7", "eth_gasPrice": "0x96"}
     assert await reader.fetch_fees(CHAIN) == Fees(chain_id=CHAIN, base_fee_wei=100, tip_wei=7)
-    script.answers["eth_maxPriorityFeePerGas"] = {"!error": {"code": -32601, "message": "no such method"}}
+    script.answers["eth_maxPriorityFeePerGas"] = refuse(-32601, "no such method")
     assert await reader.fetch_fees(CHAIN) == Fees(chain_id=CHAIN, base_fee_wei=100, tip_wei=50)
 
 
@@ -622,30 +599,27 @@ async def test_an_account_has_the_lowest_values_of_the_nodes(make_node, make_rea
     assert await both.fetch_account(CHAIN, SENDER) == AccountFacts(balance_wei=99, mined_nonce=7)
 
 
-async def test_only_mined_transactions_count_for_an_account(open_reader) -> None:
-    reader, script = await open_reader()
-    seen: list[Any] = []
-    script.answers["eth_getBalance"] = lambda params: seen.append(params) or "0x1"
-    script.answers["eth_getTransactionCount"] = lambda params: seen.append(params) or "0x1"
+async def test_only_mined_transactions_count_for_an_account(reader, script) -> None:
+    script.answers |= {"eth_getBalance": "0x1", "eth_getTransactionCount": "0x1"}
     await reader.fetch_account(CHAIN, SENDER)
-    assert seen == [[str(SENDER), "latest"]] * 2
+    for method in ("eth_getBalance", "eth_getTransactionCount"):
+        assert script.params(method) == [[str(SENDER), "latest"]]
 
 
 # ---- Sending.
 
 RAW = b"\x02\xf8\x01"
 RAW_HASH = "0x" + keccak256(RAW).hex()
-TOO_LOW = {"!error": {"code": -32000, "message": "nonce too low: next nonce 5, tx nonce 3"}}
-OUT_OF_ORDER = {"!error": {"code": -32603, "message": "Internal error"}}
+TOO_LOW = refuse(-32000, "nonce too low: next nonce 5, tx nonce 3")
+OUT_OF_ORDER = refuse(-32603, "Internal error")
 
 
 async def test_a_transaction_goes_to_each_node_until_one_accepts_it(open_reader) -> None:
     reader, *scripts = await open_reader(3)
     scripts[0].http = fail
-    seen: list[Any] = []
-    scripts[1].answers["eth_sendRawTransaction"] = lambda params: seen.append(params) or RAW_HASH
+    scripts[1].answers["eth_sendRawTransaction"] = RAW_HASH
     assert await reader.send_transaction(CHAIN, RAW) is None
-    assert seen == [["0x" + RAW.hex()]]
+    assert scripts[1].params("eth_sendRawTransaction") == [["0x" + RAW.hex()]]
     assert [len(script.batches) for script in scripts] == [1, 1, 0]
 
 
@@ -685,15 +659,15 @@ async def test_no_node_is_sent_a_transaction_twice(open_reader) -> None:
     assert [len(script.batches) for script in scripts] == [1, 1]
 
 
-async def test_a_node_that_already_has_the_transaction_accepted_it(open_reader) -> None:
-    reader, script = await open_reader()
-    script.answers["eth_sendRawTransaction"] = {"!error": {"code": -32000, "message": "already known"}}
+async def test_a_node_that_already_has_the_transaction_accepted_it(reader, script) -> None:
+    script.answers["eth_sendRawTransaction"] = refuse(-32000, "already known")
     assert await reader.send_transaction(CHAIN, RAW) is None
 
 
 @pytest.mark.parametrize("known", [None, {"hash": RAW_HASH}], ids=["unknown", "known"])
-async def test_a_refusal_counts_only_when_the_node_lacks_the_transaction(open_reader, known: object) -> None:
-    reader, script = await open_reader()
+async def test_a_refusal_counts_only_when_the_node_lacks_the_transaction(
+    reader, script, known: object
+) -> None:
     script.answers |= {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": known}
     refused = await reader.send_transaction(CHAIN, RAW)
     assert (refused is None) is (known is not None)
@@ -723,8 +697,7 @@ async def test_one_clear_refusal_counts_when_other_nodes_fail(open_reader) -> No
         pytest.param({"eth_sendRawTransaction": RAW_HASH, "eth_chainId": "0x1"}, id="another chain"),
     ],
 )
-async def test_without_a_clear_response_the_send_is_unclear(open_reader, answers: dict[str, Any]) -> None:
-    reader, script = await open_reader()
+async def test_without_a_clear_response_the_send_is_unclear(reader, script, answers: dict[str, Any]) -> None:
     script.answers |= answers
     with pytest.raises(ChainUnavailable):
         await reader.send_transaction(CHAIN, RAW)
@@ -737,28 +710,23 @@ async def call(reader: RpcReader, *, bytes_max: int = 64) -> ContractResult:
     )
 
 
-async def test_a_contract_is_called_at_the_latest_block_with_the_given_gas(open_reader) -> None:
-    reader, script = await open_reader()
-    seen: list[Any] = []
-    script.answers["eth_call"] = lambda params: seen.append(params) or "0xabcdef"
-    answer = await call(reader, bytes_max=2)
-    assert answer == ContractResult(reverted=False, payload=b"\xab\xcd")
-    assert seen == [[{"to": str(ALICE), "data": "0x0102", "gas": "0x30d40"}, "latest"]]
+async def test_a_contract_is_called_at_the_latest_block_with_the_given_gas(reader, script) -> None:
+    script.answers["eth_call"] = "0xabcdef"
+    assert await call(reader, bytes_max=2) == ContractResult(reverted=False, payload=b"\xab\xcd")
+    wanted = {"to": str(ALICE), "data": "0x0102", "gas": "0x30d40"}
+    assert script.params("eth_call") == [[wanted, "latest"]]
 
 
-async def test_deployment_code_is_called_without_a_recipient(open_reader) -> None:
-    reader, script = await open_reader()
-    seen: list[Any] = []
-    script.answers["eth_call"] = lambda params: seen.append(params[0]) or "0x01"
+async def test_deployment_code_is_called_without_a_recipient(reader, script) -> None:
+    script.answers["eth_call"] = "0x01"
     await reader.call_contract(CHAIN, to=None, calldata=b"\x60", gas=1, bytes_max=1, deadline_s=60.0)
-    assert seen == [{"data": "0x60", "gas": "0x1"}]
+    assert script.params("eth_call") == [[{"data": "0x60", "gas": "0x1"}, "latest"]]
 
 
-async def test_a_revert_is_a_result_and_a_failing_node_is_not(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_revert_is_a_result_and_a_failing_node_is_not(script, url, make_node, make_reader) -> None:
     good, good_url = await make_node()
-    good.answers["eth_call"] = {"!error": {"code": 3, "message": "execution reverted", "data": "0xdead"}}
-    script.answers["eth_call"] = {"!error": {"code": -32000, "message": "header not found"}}
+    good.answers["eth_call"] = refuse(3, "execution reverted", data="0xdead")
+    script.answers["eth_call"] = refuse(-32000, "header not found")
     reader = await make_reader(url, good_url)
     assert await call(reader) == ContractResult(reverted=True, payload=b"\xde\xad")
     with pytest.raises(ChainUnavailable):
@@ -774,8 +742,7 @@ async def test_one_node_alone_decides_no_contract_result(open_reader, is_by_valu
         await call(reader)
 
 
-async def test_a_contract_on_another_chain_gives_no_result(open_reader) -> None:
-    reader, script = await open_reader()
+async def test_a_contract_on_another_chain_gives_no_result(reader, script) -> None:
     script.answers |= {"eth_call": "0x01", "eth_getCode": "0x01", "eth_chainId": "0x1"}
     with pytest.raises(ChainUnavailable):
         await call(reader)
@@ -784,8 +751,7 @@ async def test_a_contract_on_another_chain_gives_no_result(open_reader) -> None:
 
 
 @pytest.mark.parametrize(("code", "size"), [("0x", 0), ("0x" + "ef0100" + "aa" * 20, 23)])
-async def test_code_size_is_in_bytes_and_may_be_zero(open_reader, code: str, size: int) -> None:
-    reader, script = await open_reader()
+async def test_code_size_is_in_bytes_and_may_be_zero(reader, script, code: str, size: int) -> None:
     script.answers["eth_getCode"] = code
     assert await reader.fetch_code_size(CHAIN, ALICE) == size
 
@@ -819,8 +785,7 @@ async def test_a_chain_that_is_not_configured_is_unavailable(open_reader) -> Non
             await ask
 
 
-async def test_the_public_detail_names_no_node(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_the_public_detail_names_no_node(script, url, make_reader) -> None:
     script.http = fail
     with pytest.raises(ChainUnavailable) as caught:
         await (await make_reader(url + "SECRET")).fetch_facts(CHAIN, TX)
@@ -906,7 +871,7 @@ async def test_a_tip_has_the_lowest_blocks_and_the_latest_time_of_the_agreeing_n
         await reader.fetch_tip(CHAIN)
 
 
-@pytest.mark.parametrize("answer", [None, {"!error": {"code": -32601, "message": "unknown tag"}}])
+@pytest.mark.parametrize("answer", [None, refuse(-32601, "unknown tag")])
 @pytest.mark.parametrize("agreement_min", [1, 2])
 async def test_without_the_finalized_tag_the_final_block_is_unknown(
     open_reader, answer: object, agreement_min: int
@@ -917,8 +882,7 @@ async def test_without_the_finalized_tag_the_final_block_is_unknown(
     assert (tip.head_number, tip.finalized_number) == (10, None)
 
 
-async def test_block_hashes_are_read_in_batches(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_block_hashes_are_read_in_batches(script, url, make_reader) -> None:
     know_blocks(script, *range(1, 46))
     told = await (await make_reader(url)).fetch_block_hashes(CHAIN, [*range(1, 47), 3, 3])
     assert told.known == {**{number: hash_of(number) for number in range(1, 46)}, 46: None}
@@ -952,15 +916,16 @@ async def test_hashes_need_the_agreement_of_the_network(open_reader) -> None:
 @pytest.mark.parametrize(
     "lie",
     [
-        {"!error": {"code": -32000, "message": "busy"}},
+        refuse(-32000, "busy"),
         {"number": "0x6", "hash": f"0x{5:064x}", "timestamp": "0x1"},
         {"number": "0x5", "hash": "0x05", "timestamp": "0x1"},
         [],
     ],
     ids=["an error", "another height", "half a hash", "no block"],
 )
-async def test_a_node_with_an_unclear_block_is_skipped(make_node, make_reader, lie: object) -> None:
-    script, url = await make_node()
+async def test_a_node_with_an_unclear_block_is_skipped(
+    script, url, make_node, make_reader, lie: object
+) -> None:
     good, good_url = await make_node()
     script.blocks["0x5"] = lie
     know_blocks(good, 5)

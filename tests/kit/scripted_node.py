@@ -1,5 +1,6 @@
 """A chain node on loopback with a small, consistent chain that a test can change."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +12,12 @@ Bend = Callable[[list[dict[str, Any]]], Any]
 
 def word(number: int) -> str:
     return f"0x{number:064x}"
+
+
+async def hang(_: web.BaseRequest) -> web.StreamResponse:
+    """A response that never comes: for `http`."""
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 class ScriptedNode:
@@ -28,6 +35,7 @@ class ScriptedNode:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.bend: Bend | None = None
         self.batch_max: int | None = None
         self.refuse_batch: Callable[[list[dict[str, Any]]], web.Response] = lambda calls: web.Response(
@@ -86,6 +94,7 @@ class ScriptedNode:
         body = json.loads(await request.read())
         calls = body if isinstance(body, list) else [body]
         self.note([call["method"] for call in calls])
+        self.calls += [(call["method"], call.get("params")) for call in calls]
         if self.http is not None:
             return await self.http(request)
         if self.batch_max is not None and len(calls) > self.batch_max:
@@ -96,6 +105,10 @@ class ScriptedNode:
         if self.bend is not None:
             answer = self.bend(answer)
         return web.Response(body=json.dumps(answer).encode(), content_type="application/json")
+
+    def params(self, method: str) -> list[Any]:
+        """The parameters of each call of a method, in the order of their arrival."""
+        return [params for called, params in self.calls if called == method]
 
     def note(self, methods: list[str]) -> None:
         self.batches.append(methods)
