@@ -93,7 +93,11 @@ class SettlementServices:
             task=background[TaskName.GAS_CHECK],
         )
         self.channel_networks = (
-            None if channel_rules is None else ChannelNetworks(chains, channel_rules, gas_budget)
+            None
+            if channel_rules is None
+            else ChannelNetworks(
+                chains, channel_rules, chain_rules=rules, gas_budget=gas_budget, limits=limits
+            )
         )
         self._receipt_poller = ReceiptPoller(chains, tuple(rules), task=background[TaskName.RECEIPT_POLLING])
         self._orphans = Orphans(ledger)

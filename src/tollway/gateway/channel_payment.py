@@ -52,7 +52,16 @@ from tollway.ledger.channels import (
     ChannelState,
     Voucher,
 )
-from tollway.ledger.ledger import ChannelLedger, Claim, Claimed, Close, Closed, Fenced, Ledger
+from tollway.ledger.ledger import (
+    AuthorizationTaken,
+    ChannelLedger,
+    Claim,
+    Claimed,
+    Close,
+    Closed,
+    Fenced,
+    Ledger,
+)
 from tollway.ledger.records import (
     UNKNOWN_DIGEST,
     Authorization,
@@ -117,7 +126,7 @@ OFFERS_MAX = 4_096
 class ChannelChains(Protocol):
     """What a channel call reads of a chain."""
 
-    async def fetch_channel(self, chain_id: ChainId, channel_id: ChannelId) -> ChannelFacts:
+    async def fetch_channel(self, chain_id: ChainId, channel_id: ChannelId, asset: Asset) -> ChannelFacts:
         """Raises `ChainUnavailable`."""
         ...
 
@@ -567,7 +576,10 @@ class ChannelPayment(CallPayment):
         if refusal is not None:
             raise Refusal(refusal)
         self.active.begin("chain")
-        facts = await self._rail.chains.fetch_channel(self.chain_id, self.proof.voucher.channel_id)
+        assert self.asset is not None
+        facts = await self._rail.chains.fetch_channel(
+            self.chain_id, self.proof.voucher.channel_id, self.asset
+        )
         self.active.begin("read_head")
         return facts
 
@@ -666,7 +678,7 @@ class ChannelPayment(CallPayment):
             if await self._reopen(outcome.call):
                 return None
             outcome = await self._rail.ledger.claim(replace(claim, is_separate_call=True))
-        if isinstance(outcome, ChannelBusy) and outcome.state is CallState.UNKNOWN:
+        if isinstance(outcome, ChannelBusy | AuthorizationTaken) and outcome.state is CallState.UNKNOWN:
             # The next voucher ends a call of unknown outcome: it takes nothing.
             await self._rail.ledger.resolve(
                 outcome.call_id, CallState.RELEASED, now_ms=self._rail.ledger.shared_ms()

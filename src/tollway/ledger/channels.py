@@ -17,7 +17,7 @@ decimals, so they are ledger units too.
 Source: x402 specification, schemes/batch-settlement (EVM).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tollway.chain.channel_contract import ChannelConfig
@@ -44,6 +44,10 @@ class ChannelFacts:
     withdrawal_amount: int
     withdrawal_since_s: int
     block_number: int
+
+    def is_same_state(self, other: "ChannelFacts") -> bool:
+        """Whether both say the same, at whichever blocks."""
+        return replace(self, block_number=0) == replace(other, block_number=0)
 
 
 class ChannelState(StrEnum):

@@ -644,6 +644,16 @@ class ChannelClaimLedger(Protocol):
 
     async def list_open_claims(self, chain_id: ChainId) -> tuple[OpenClaim, ...]: ...
 
+    async def list_watched(self, chain_id: ChainId, *, after_key: int, limit: int) -> tuple[Channel, ...]:
+        """The channels that hold money on their chain, or owe some there, by key."""
+        ...
+
+    async def note_look(self, chain_id: ChainId, *, now_ms: int) -> None:
+        """Records that all channels of the network were looked at."""
+        ...
+
+    async def read_look_ms(self, chain_id: ChainId) -> int | None: ...
+
     async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
         """Ends a claim: its transaction is mined, or can never be. `renew_channel` has written what the chain says of its channels."""
         ...

@@ -27,7 +27,6 @@ from tollway.errors import ChainUnavailable
 from tollway.ids import Address, CallId, ChainId, ListingId, format_id, format_network
 from tollway.ledger.channels import (
     Channel,
-    ChannelFacts,
     ChannelState,
     ClaimableChannel,
     OpenClaim,
@@ -132,7 +131,7 @@ class ChannelClaims:
     async def _run_network(self, chain_id: ChainId, rules: ChannelRules) -> None:
         for claim in await self._ledger.list_open_claims(chain_id):
             await self._finish(claim)
-        if not self._networks.is_available(chain_id):
+        if not self._networks.is_deployed(chain_id):
             return
         found = await self._ledger.list_claimable(chain_id, limit=CHANNELS_MAX)
         gas_price_wei = self._networks.gas_price_wei(chain_id)
@@ -290,7 +289,10 @@ class ChannelClaims:
         return True
 
     async def _renew(self, channel: Channel) -> None:
-        facts: ChannelFacts = await self._networks.fetch_channel(channel.chain_id, channel.id)
+        asset = self._find_asset(channel)
+        if asset is None:
+            return
+        facts = await self._networks.fetch_channel(channel.chain_id, channel.id, asset)
         await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
 
 

@@ -1,32 +1,26 @@
 """The networks that have channels: whether the contracts are there, and what a channel is on its chain."""
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
+from tollway.chain.channel_contract import has_channel_contracts
 from tollway.chain.networks import ChainRules
+from tollway.chain.port import SettlementChain
 from tollway.errors import ChainUnavailable
 from tollway.ids import Address, ChainId, ChannelId, format_network
 from tollway.ledger.channels import ChannelFacts
-from tollway.payments.channel_terms import ChannelRules
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.channel_terms import DEPOSIT_MAX, ChannelRules, one_coin
 from tollway.payments.channels import WITHDRAW_DELAY_S
 from tollway.payments.gas import GasBudget
 from tollway.payments.settlement_rules import SettlementRules
 
+LOOK_DIVISOR = 4
+"""A network takes no deposit while its last look is older than this part of the delay of a withdrawal."""
+
 _log = structlog.get_logger(__name__)
-
-
-class ChannelReader(Protocol):
-    """The reads of channels. They raise `ChainUnavailable`."""
-
-    async def fetch_channel(self, chain_id: ChainId, channel_id: ChannelId) -> ChannelFacts:
-        """The channel at the head of its chain, all members at one block."""
-        ...
-
-    async def has_channel_contracts(self, chain_id: ChainId) -> bool:
-        """Whether the contract of channels and its deposit collector are there, and name each other and this chain."""
-        ...
 
 
 def make_channel_rules(
@@ -49,35 +43,77 @@ def make_channel_rules(
 
 
 class ChannelNetworks:
-    """Used from one event loop. `refresh` must run as a background task."""
+    """Used from one event loop. `refresh` must run as a background task. `read_look_ms`: when the channels of a network were looked at last (`payments.channel_watch`)."""
 
     def __init__(
-        self, chains: ChannelReader, rules: Mapping[ChainId, ChannelRules], gas_budget: GasBudget
+        self,
+        chains: SettlementChain,
+        rules: Mapping[ChainId, ChannelRules],
+        *,
+        chain_rules: Mapping[ChainId, ChainRules],
+        gas_budget: GasBudget,
+        limits: Limits,
+        read_look_ms: Callable[[ChainId], Awaitable[int | None]],
+        now_ms: Callable[[], int],
     ) -> None:
         self._chains = chains
         self.rules = rules
+        self._chain_rules = chain_rules
+        self._limits = limits
         self._gas_budget = gas_budget
-        self._available: set[ChainId] = set()
+        self._read_look_ms = read_look_ms
+        self._now_ms = now_ms
+        self._deployed: set[ChainId] = set()
+        self._watched: set[ChainId] = set()
 
     async def refresh(self) -> None:
-        """Looks for the contracts, until they are seen: a contract at these addresses never changes."""
+        """Looks for the contracts, until they are seen: a contract at these addresses never changes. Reads when the channels were looked at."""
         for chain_id in self.rules:
-            if chain_id in self._available:
-                continue
-            try:
-                has_contracts = await self._chains.has_channel_contracts(chain_id)
-            except ChainUnavailable:
-                continue
-            if has_contracts:
-                self._available.add(chain_id)
-                _log.info("channels_available", network=format_network(chain_id))
+            if chain_id not in self._deployed:
+                await self._find_contracts(chain_id)
+        watched = set()
+        for chain_id, rules in self.rules.items():
+            looked_ms = await self._read_look_ms(chain_id)
+            if (
+                looked_ms is not None
+                and self._now_ms() - looked_ms <= rules.withdraw_delay * 1000 // LOOK_DIVISOR
+            ):
+                watched.add(chain_id)
+        self._watched = watched
+
+    async def _find_contracts(self, chain_id: ChainId) -> None:
+        try:
+            has_contracts = await has_channel_contracts(
+                self._chains, chain_id, deadline_s=self._limits.rpc_deadline_s
+            )
+        except ChainUnavailable:
+            return
+        if has_contracts:
+            self._deployed.add(chain_id)
+            _log.info("channels_available", network=format_network(chain_id))
+
+    def is_deployed(self, chain_id: ChainId) -> bool:
+        return chain_id in self._deployed
 
     def is_available(self, chain_id: ChainId) -> bool:
-        return chain_id in self._available
+        """Whether the contracts are there, and a withdrawal would be seen in time."""
+        return chain_id in self._deployed and chain_id in self._watched
 
     def gas_price_wei(self, chain_id: ChainId) -> int | None:
         fees = self._gas_budget.latest_fees(chain_id)
         return None if fees is None else fees.price_wei
 
-    async def fetch_channel(self, chain_id: ChainId, channel_id: ChannelId) -> ChannelFacts:
-        return await self._chains.fetch_channel(chain_id, channel_id)
+    async def fetch_channel(self, chain_id: ChainId, channel_id: ChannelId, asset: Asset) -> ChannelFacts:
+        """The channel on its chain now. Its balance is the one that is as deep as a large deposit must be, and its block is that balance's."""
+        depth = self._chain_rules[chain_id].confirmations_for(asset, DEPOSIT_MAX * one_coin(asset))
+        found = await self._chains.fetch_channel(chain_id, channel_id, confirmations=depth)
+        state = found.state
+        return ChannelFacts(
+            # What is claimed has been there, however young the block of the deposit is.
+            balance=max(found.confirmed_balance, state.total_claimed),
+            total_claimed=state.total_claimed,
+            refund_nonce=state.refund_nonce,
+            withdrawal_amount=state.withdrawal,
+            withdrawal_since_s=state.withdrawal_initiated_at,
+            block_number=max(0, found.head_number - depth + 1),
+        )
