@@ -178,9 +178,10 @@ class MemoryChain:
 
     def mines_at_once(self, chain_id: ChainId) -> bool:
         """Whether every node shows a transaction in a block as soon as it is sent."""
-        is_disturbed = self._chains[chain_id].is_away or chain_id in self._lone or self.loses_send_responses
+        chain = self._chains[chain_id]
+        is_disturbed = chain.is_away or chain.send_refusal is not None or chain_id in self._lone
         is_doubted = self.lies or self.unconfirmed or self.disputed or self.disputed_heights
-        return self.is_automining and not is_disturbed and not is_doubted
+        return self.is_automining and not is_disturbed and not self.loses_send_responses and not is_doubted
 
     def head(self, chain_id: ChainId) -> Block:
         return self._chains[chain_id].blocks[-1]

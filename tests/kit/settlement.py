@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -50,7 +50,7 @@ from tollway.storage.engine.migrate import upgrade
 from tollway.storage.ledger.gas_store import GasStore
 
 HASTY = replace(DEFAULT_LIMITS, settle_wait_s=0.02)
-"""A call does not wait for a settlement that is never mined."""
+"""A call does not wait for a settlement that is never mined (`MinedRules`)."""
 LISTING = ListingId("api_1")
 assert USDC.token is not None
 TOKEN: Address = USDC.token
@@ -71,9 +71,13 @@ class MinedRules(SettlementRules):
 
     chain: MemoryChain
 
+    @classmethod
+    def on(cls, chain: MemoryChain, rules: SettlementRules) -> Self:
+        return cls(**{**{one.name: getattr(rules, one.name) for one in fields(rules)}, "chain": chain})
+
     def wait_s(self, depth: int, *, limits: Limits) -> float:
         wait_s = SettlementRules.wait_s(self, depth, limits=limits)
-        is_mined = depth == 1 and self.chain.mines_at_once(self.chain_id)
+        is_mined = depth == 1 and self.facilitator is None and self.chain.mines_at_once(self.chain_id)
         return max(wait_s, MINED_WAIT_S) if is_mined else wait_s
 
 
@@ -183,7 +187,7 @@ class SettlementHarness:
             self.chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
         self.ledger = ledger or MemoryLedger(now_ms=self.read_clock, limits=limits)
         self.gas = MemoryGas(self.ledger.rows)
-        self.settlement_rules = rules or settlement_rules()
+        self.settlement_rules = MinedRules.on(self.chain, rules or settlement_rules())
         self.rules = {
             CHAIN: ChainRules(chain_id=CHAIN, kind="test", confirmations=confirmations, assets=(USDC,))
         }

@@ -199,7 +199,8 @@ async def test_an_unavailable_chain_at_any_step_never_fails_the_settlement(
     harness = hasty
     payer = harness.payer()
     call = await harness.claim(payer)
-    if method == "find_authorization_use":
+    harness.chain.is_automining = method == "find_authorization_use"
+    if harness.chain.is_automining:
         harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
     ask = getattr(harness.chain, method)
 
@@ -494,15 +495,15 @@ async def test_waits_as_long_as_the_required_depth_takes() -> None:
 
 @pytest.mark.parametrize(("above_nano", "is_settled"), [(10**7, True), (10**7 - 1, False)])
 async def test_one_node_is_enough_to_settle_small_values_only(
-    hasty: SettlementHarness, above_nano: int, is_settled: bool
+    harness: SettlementHarness, above_nano: int, is_settled: bool
 ) -> None:
-    hasty.rules[CHAIN] = replace(hasty.rules[CHAIN], agreement_above=(("USDC", above_nano),))
-    call = await hasty.claim()
-    hasty.chain.leave_one_node(CHAIN)
+    harness.rules[CHAIN] = replace(harness.rules[CHAIN], agreement_above=(("USDC", above_nano),))
+    call = await harness.claim()
+    harness.chain.leave_one_node(CHAIN)
     outcome = await call.settle()
     assert isinstance(outcome, Settled if is_settled else Undecided)
-    assert len(hasty.chain.broadcasts) == is_settled
-    assert (await hasty.ledger.audit()).is_balanced
+    assert len(harness.chain.broadcasts) == is_settled
+    assert (await harness.ledger.audit()).is_balanced
 
 
 async def test_the_receipt_of_a_large_value_needs_agreement(hasty: SettlementHarness) -> None:

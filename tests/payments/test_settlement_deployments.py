@@ -35,7 +35,7 @@ from tests.kit.settlement import (
     facilitator_at,
     settlement_rules,
 )
-from tests.kit.waits import until
+from tests.kit.waits import bounded, until
 from tollway.chain.multicall import MULTICALL3, parse_calls
 from tollway.chain.port import ContractResult
 from tollway.chain.tokens import ERC1271_MAGIC
@@ -142,10 +142,24 @@ async def test_calls_at_once_deploy_the_wallet_once(harness: SettlementHarness) 
 async def test_a_call_waits_for_the_deployment_of_another_no_longer_than_for_its_own_end(
     slow: SettlementHarness,
 ) -> None:
+    """The other one has not even sent it by then."""
     payer = newcomer(slow)
     first, second = await slow.claim(payer), await slow.claim(replace(payer, nonce=b"\x08" * 32))
-    outcomes = await asyncio.gather(first.settle(), second.settle())
-    assert outcomes == [Undecided(), Undecided()]
+    send, is_sending, is_over = slow.chain.send_transaction, asyncio.Event(), asyncio.Event()
+
+    async def hold(chain_id: Any, raw: bytes) -> Any:
+        is_sending.set()
+        await is_over.wait()
+        return await send(chain_id, raw)
+
+    slow.chain.send_transaction = hold  # type: ignore[method-assign]  # the fake's own hook
+    async with asyncio.TaskGroup() as group:
+        deploying = group.create_task(first.settle())
+        await bounded(is_sending.wait())
+        assert await second.settle() == Undecided()
+        assert slow.chain.broadcasts == []
+        is_over.set()
+    assert deploying.result() == Undecided()
     assert len(set(slow.chain.broadcasts)) == 1
     assert await second.read_state() is CallState.SETTLING
 

@@ -419,7 +419,10 @@ async def test_a_key_without_gas_leaves_the_call_for_later() -> None:
 async def strand(harness: SettlementHarness) -> ClaimedCall:
     """Its gas key lost its balance after the last refresh, so no node has accepted its transaction."""
     harness.chain.fund_gas(CHAIN, make_gas_key("one").address, 1)
-    return await harness.leave_orphaned()
+    harness.chain.is_automining = False
+    call = await harness.leave_orphaned()
+    harness.chain.is_automining = True
+    return call
 
 
 async def test_another_key_settles_the_calls_of_a_key_without_gas() -> None:

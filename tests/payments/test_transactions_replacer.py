@@ -2,7 +2,6 @@
 of its call."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -454,8 +453,8 @@ async def test_the_first_transaction_of_a_stuck_sequence_goes_to_all_nodes(
 
 async def test_an_unsent_transaction_of_another_gateway_is_sent_by_a_waiting_call() -> None:
     """The gateway pauses between its commit and its broadcast. The call behind its nonce sends the transaction."""
-    limits = replace(HASTY, settle_wait_s=0.4)
-    async with SettlementHarness(limits=limits) as harness, harness.another("still") as still:
+    async with SettlementHarness(limits=HASTY) as harness, harness.another("still") as still:
+        harness.chain.is_automining = False
         first = await still.claim(long_payer(still))
         send = harness.chain.send_transaction
 
@@ -465,6 +464,7 @@ async def test_an_unsent_transaction_of_another_gateway_is_sent_by_a_waiting_cal
         harness.chain.send_transaction = stand_still  # type: ignore[assignment]  # the fake's own hook
         harness.chain.resend_transaction = stand_still  # type: ignore[assignment]
         assert await first.settle() == Undecided()
+        harness.chain.is_automining = True
         harness.chain.send_transaction = send  # type: ignore[method-assign]
         del harness.chain.resend_transaction
         second = await harness.claim(long_payer(harness, 2))
