@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import shlex
 import signal
 import socket
 import subprocess
@@ -131,15 +132,17 @@ def find_filesystem(folder: Path) -> str:
 
 
 def describe_packages() -> dict[str, str]:
-    """`pythonBuild`: how the interpreter was configured, and its compiler."""
-    versions = {
-        "python": platform.python_version(),
-        "pythonBuild": f"{sysconfig.get_config_var('CONFIG_ARGS')}, {platform.python_compiler()}",
-    }
+    versions = {"python": platform.python_version(), "pythonBuild": describe_build()}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions
+
+
+def describe_build() -> str:
+    """The compiler of this interpreter and the options that it was configured with, without those that name a folder."""
+    options = shlex.split(str(sysconfig.get_config_var("CONFIG_ARGS") or ""))
+    return " ".join((platform.python_compiler(), *(option for option in options if "/" not in option)))
 
 
 def describe_commit() -> dict[str, Any]:

@@ -134,6 +134,12 @@ GOOD = {
 }
 
 
+def test_the_image_is_of_an_optimised_python_3_13_unless_another_is_named() -> None:
+    """The official images are built with profile-guided optimisation."""
+    assert f"ARG BASE={BASE}\n" in (ROOT / "deploy" / "Containerfile").read_text()
+    assert f"BASE ?= {BASE}\n" in (ROOT / "Makefile").read_text()
+
+
 def test_a_commit_with_tag_and_section_can_be_released() -> None:
     assert list(find_problems(**GOOD)) == []  # type: ignore[arg-type]
 
