@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.listings import LISTING_ID, PUBLIC_URL, realistic_document, show_listing
+from tests.kit.openapi_documents import openapi_document, parameter
 from tollway.discovery.agent_document import (
     AGENT_BYTES_MAX,
     OPERATIONS_BYTES_MIN,
@@ -24,6 +25,7 @@ from tollway.registry.listing import ChargeOn, Operation, RateLimit
 from tollway.registry.quality import Quality, Reputation
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
+TEXT = {"type": "string"}
 WIDE = "\U0001f310"  # four bytes of UTF-8
 LONG_URL = "https://" + ".".join(["a" * 60] * 4) + ".example:65535"
 
@@ -75,11 +77,7 @@ def check_completeness(view: ListingView, pages: list[dict[str, Any]]) -> None:
 
 def document_of(paths: int, **operation: Any) -> dict[str, Any]:
     plain = {"responses": {"200": {"description": "ok"}}, **operation}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "t", "version": "1"},
-        "paths": {f"/v1/things/{number}": {"get": plain} for number in range(paths)},
-    }
+    return openapi_document({f"/v1/things/{number}": {"get": plain} for number in range(paths)})
 
 
 def find_keys(content: Any) -> set[str]:
@@ -116,20 +114,12 @@ def test_each_operation_has_a_price_schemas_and_an_example() -> None:
 def test_arguments_have_a_place_where_it_is_not_the_usual_one() -> None:
     parameters = [
         {"name": "id", "in": "path", "required": True},
-        {"name": "id", "in": "query"},
-        {"name": "limit", "in": "query"},
+        *map(parameter, ("id", "limit", "body")),
         {"name": "X-Trace", "in": "header"},
-        {"name": "tags", "in": "query", "explode": False},
-        {"name": "body", "in": "query"},
+        parameter("tags", explode=False),
     ]
-    document = {
-        "openapi": "3.1.0",
-        "paths": {
-            "/a/{id}": {
-                "post": {"parameters": parameters, "requestBody": {"content": {"application/json": {}}}}
-            }
-        },
-    }
+    posted = {"parameters": parameters, "requestBody": {"content": {"application/json": {}}}}
+    document = openapi_document({"/a/{id}": {"post": posted}})
     (one,) = write(show_listing(openapi=document, forward_headers=("X-Trace",)))["operations"]
     assert one["arguments"] == {
         "query_id": {"in": "query", "name": "id"},
@@ -238,7 +228,7 @@ def test_a_description_replaces_a_missing_summary() -> None:
 def test_response_schemas_are_left_out_before_request_schemas() -> None:
     answer = {"type": "object", "properties": {f"member_{n}": {"type": "string"} for n in range(120)}}
     responses = {"200": {"description": "ok", "content": {"application/json": {"schema": answer}}}}
-    query = [{"name": "q", "in": "query", "required": True, "schema": {"type": "string"}}]
+    query = [parameter("q", TEXT, required=True)]
     agent = write(show_listing(openapi=document_of(3, responses=responses, parameters=query)))
     assert len(agent["operations"]) == 3
     assert all("inputSchema" in one for one in agent["operations"])
@@ -247,16 +237,7 @@ def test_response_schemas_are_left_out_before_request_schemas() -> None:
 
 
 def test_an_operation_with_a_long_schema_can_be_called_by_its_example() -> None:
-    query = [
-        {
-            "name": f"q{n}",
-            "in": "query",
-            "required": n == 0,
-            "description": "w" * 900,
-            "schema": {"type": "string"},
-        }
-        for n in range(9)
-    ]
+    query = [parameter(f"q{n}", TEXT, required=n == 0, description="w" * 900) for n in range(9)]
     (one,) = write(show_listing(openapi=document_of(1, parameters=query)))["operations"]
     assert one["leftOut"] == ["inputSchema"]
     assert one["example"] == {"target": "/v1/things/0?q0=text"}
@@ -302,10 +283,7 @@ def test_the_next_pages_have_the_other_operations_whole() -> None:
     assert max(len(page["operations"]) for page in others) > 1
 
 
-WIDE_QUERY = [
-    {"name": f"q{n}", "in": "query", "description": "w" * 900, "schema": {"type": "string"}}
-    for n in range(12)
-]
+WIDE_QUERY = [parameter(f"q{n}", TEXT, description="w" * 900) for n in range(12)]
 
 
 def test_an_operation_longer_than_a_page_has_a_page_of_its_own() -> None:
@@ -364,43 +342,21 @@ HOSTILE: dict[str, dict[str, Any]] = {
         "openapi": document_of(100, summary='\\"' * 2_000),
     },
     "long paths": {
-        "openapi": {
-            "openapi": "3.1.0",
-            "paths": {f"/{'x' * 2_000}{n}": {"get": {"responses": {}}} for n in range(50)},
-        }
+        "openapi": openapi_document({f"/{'x' * 2_000}{n}": {"get": {"responses": {}}} for n in range(50)})
     },
     "long names of parameters": {
         "openapi": document_of(
-            20,
-            parameters=[
-                {"name": f"{n}" + "p" * 120, "in": "query", "required": True, "schema": {"type": "string"}}
-                for n in range(20)
-            ],
+            20, parameters=[parameter(f"{n}" + "p" * 120, TEXT, required=True) for n in range(20)]
         )
     },
     "huge choices": {
         "openapi": document_of(
-            1,
-            parameters=[
-                {
-                    "name": "q",
-                    "in": "query",
-                    "schema": {"type": "string", "enum": [f"{n}" * 50 for n in range(900)]},
-                }
-            ],
+            1, parameters=[parameter("q", {**TEXT, "enum": [f"{n}" * 50 for n in range(900)]})]
         )
     },
     "huge example": {
         "openapi": document_of(
-            3,
-            parameters=[
-                {
-                    "name": "q",
-                    "in": "query",
-                    "required": True,
-                    "schema": {"type": "string", "default": WIDE * 4_000},
-                }
-            ],
+            3, parameters=[parameter("q", {**TEXT, "default": WIDE * 4_000}, required=True)]
         )
     },
     "no operation at all": {"openapi": {"openapi": "3.1.0", "paths": {}}},

@@ -12,6 +12,8 @@ from x402.extensions.bazaar.facilitator_client import _parse_list_response, _par
 from x402.extensions.bazaar.types import parse_discovery_extension
 from x402.schemas import PaymentRequirements
 
+from tests.kit.listings import sample_listing
+from tests.kit.openapi_documents import parameter, request_body
 from tests.kit.payer import PAY_TO, USDC, requirement_of
 from tollway.discovery.bazaar import (
     RepresentativeCall,
@@ -22,51 +24,34 @@ from tollway.discovery.bazaar import (
     resources_json,
     search_json,
 )
-from tollway.ids import Address, ChainId, ListingId, Network
+from tollway.ids import Address, ChainId, Network
 from tollway.money import Price
-from tollway.registry.listing import ChargeOn, Listing, Operation
+from tollway.registry.listing import Listing, Operation
 
+TEXT = {"type": "string"}
+QUOTE_BODY = {
+    "type": "object",
+    "required": ["city"],
+    "properties": {
+        "city": {**TEXT, "example": "Wien", "description": "Where"},
+        "deep": {"type": "object"},
+        "hot": {"type": "boolean", "default": True},
+    },
+}
+QUOTE_PARAMETERS = [
+    parameter("city", TEXT, required=True, example="Wien"),
+    parameter("days", {"type": "integer", "default": 3}),
+    parameter("units", TEXT, required=True),
+    {"name": "X-Key", "in": "header", "example": "no", "schema": TEXT},
+]
 OPENAPI: dict[str, Any] = {
     "paths": {
         "/v1/quote": {
-            "parameters": [
-                {"name": "lang", "in": "query", "schema": {"type": "string", "enum": ["en", "de"]}}
-            ],
-            "get": {
-                "parameters": [
-                    {
-                        "name": "city",
-                        "in": "query",
-                        "required": True,
-                        "example": "Wien",
-                        "schema": {"type": "string"},
-                    },
-                    {"name": "days", "in": "query", "schema": {"type": "integer", "default": 3}},
-                    {"name": "units", "in": "query", "required": True, "schema": {"type": "string"}},
-                    {"name": "X-Key", "in": "header", "example": "no", "schema": {"type": "string"}},
-                ]
-            },
-            "post": {
-                "requestBody": {
-                    "content": {
-                        "application/json": {
-                            "schema": {
-                                "type": "object",
-                                "required": ["city"],
-                                "properties": {
-                                    "city": {"type": "string", "example": "Wien", "description": "Where"},
-                                    "deep": {"type": "object"},
-                                    "hot": {"type": "boolean", "default": True},
-                                },
-                            }
-                        }
-                    }
-                }
-            },
+            "parameters": [parameter("lang", {**TEXT, "enum": ["en", "de"]})],
+            "get": {"parameters": QUOTE_PARAMETERS},
+            "post": {"requestBody": request_body(QUOTE_BODY)},
         },
-        "/v1/cities/{city}": {
-            "get": {"parameters": [{"name": "q", "in": "query", "schema": {"type": "number"}}]}
-        },
+        "/v1/cities/{city}": {"get": {"parameters": [parameter("q", {"type": "number"})]}},
     }
 }
 
@@ -176,7 +161,7 @@ def test_a_method_without_a_word_is_not_described(method: str) -> None:
     ],
 )
 def test_only_plain_and_short_values_become_examples(schema: dict[str, Any]) -> None:
-    document = {"paths": {"/": {"get": {"parameters": [{"name": "p", "in": "query", "schema": schema}]}}}}
+    document = {"paths": {"/": {"get": {"parameters": [parameter("p", schema)]}}}}
     shown = call("GET", "", document)["info"]["input"].get("queryParams", {})
     assert shown in ({}, {"p": "a"})
 
@@ -210,35 +195,15 @@ def test_no_document_makes_it_fail_or_lie(parameters: Any, body: Any) -> None:
 
 
 def listing(**given_: Any) -> Listing:
-    fields: dict[str, Any] = {
-        "id": ListingId("api_1"),
-        "provider": PAY_TO,
-        "name": "Quotes",
-        "description": "What things cost",
-        "endpoint": "https://api.example.com/base",
-        "price": Price.parse("0.01"),
-        "currency": "USDC",
-        "pay_to": PAY_TO,
-        "networks": (USDC.chain_id,),
-        "methods": (),
-        "tags": ("prices",),
-        "operations": (),
-        "other_paths": "serve",
-        "charge_on": ChargeOn.SUCCESS,
-        "timeout_s": 30,
-        "forward_headers": (),
-        "upstream_auth": None,
-        "openapi": None,
-        "openapi_url": None,
-        "signature": "any",
-        "rate_limit": None,
-        "status": "active",
-        "forward_signature": "ed25519",
-        "created_ms": 1_700_000_000_000,
-        "updated_ms": 1_800_000_000_123,
-        "revision": 1,
-    }
-    return Listing(**{**fields, **given_})
+    plain = sample_listing(
+        provider=PAY_TO,
+        name="Quotes",
+        description="What things cost",
+        tags=("prices",),
+        networks=(USDC.chain_id,),
+        updated_ms=1_800_000_000_123,
+    )
+    return replace(plain, **given_)
 
 
 GATEWAY = "https://gw.example.com/api/v2/gateway/api_1"
@@ -277,11 +242,10 @@ def test_the_packages_client_reads_both_answers() -> None:
 
 
 @pytest.mark.parametrize("given_", [{"status": "paused"}, {"retired_ms": 5}, {"suspended_ms": 5}])
-def test_an_inactive_listing_has_no_record(given_: dict[str, Any]) -> None:
+def test_an_inactive_listing_and_one_without_authorised_payment_have_no_record(
+    given_: dict[str, Any],
+) -> None:
     assert describe_resource(listing(**given_), [requirement_of()], gateway_url=GATEWAY) is None
-
-
-def test_a_listing_without_authorised_payment_has_no_record() -> None:
     assert describe_resource(listing(), [], gateway_url=GATEWAY) is None
 
 

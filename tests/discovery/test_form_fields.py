@@ -11,6 +11,7 @@ from fastapi import FastAPI, Form, UploadFile
 from pydantic import BaseModel
 
 from tests.kit.listings import show_listing
+from tests.kit.openapi_documents import openapi_document, request_body
 from tollway.discovery.agent_document import AGENT_BYTES_MAX, describe_for_agents, json_size
 from tollway.discovery.argument_check import check_arguments
 from tollway.discovery.form_fields import FIELDS_MAX
@@ -28,12 +29,8 @@ BINARY = {"type": "string", "format": "binary"}
 def sold(schema: Any, media_type: str = MULTIPART, *, version: str = "3.1.0", **more: Any) -> ApiOperation:
     entry = {} if schema is None else {"schema": schema}
     entry |= {name: more.pop(name) for name in ("encoding",) if name in more}
-    document = {
-        "openapi": version,
-        "info": {"title": "t", "version": "1"},
-        "paths": {"/a": {"post": {"requestBody": {"required": True, "content": {media_type: entry}}}}},
-        **more,
-    }
+    paths = {"/a": {"post": {"requestBody": {"required": True, "content": {media_type: entry}}}}}
+    document = openapi_document(paths, version, **more)
     (operation,) = show_listing(openapi=document).operations
     return operation
 
@@ -336,9 +333,8 @@ def test_the_agent_document_has_the_fields() -> None:
 
 def test_an_example_with_parts_has_their_boundary() -> None:
     schema = {"properties": {"note": {"type": "string", "examples": ["x"]}}, "required": ["note"]}
-    body = {"required": True, "content": {MULTIPART: {"schema": schema}}}
-    document = {"openapi": "3.1.0", "paths": {"/a": {"post": {"requestBody": body}}}}
-    view = show_listing(openapi=document)
+    body = request_body(schema, MULTIPART, required=True)
+    view = show_listing(openapi=openapi_document({"/a": {"post": {"requestBody": body}}}))
     first, *_ = describe_for_agents(view, DEFAULT_LIMITS)
     example = first["operations"][0]["example"]
     request = make_request(view.operations[0], {"body": {"note": "x"}})

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from openapi_spec_validator import validate
 
 from tests.kit.listings import sample_listing
+from tests.kit.openapi_documents import openapi_document as document
+from tests.kit.openapi_documents import request_body
 from tollway.discovery.openapi import build_openapi, payment_info
 from tollway.ids import Address
 from tollway.money import Price
@@ -25,10 +27,6 @@ EVIL = "<script>alert(1)</script>\u202e\u200b[x](javascript:alert(1)) javascript
 def build(openapi: Any = None, **changes: Any) -> dict[str, Any]:
     listing: Listing = sample_listing(provider=PROVIDER, openapi=openapi, **changes)
     return build_openapi(listing, gateway_url=URL, options_at=lambda price: [SIGNED], has_mpp=True)
-
-
-def document(paths: Any, version: str = "3.1.0", **more: Any) -> dict[str, Any]:
-    return {"openapi": version, "info": {"title": "T", "version": "1"}, "paths": paths, **more}
 
 
 def strings(value: Any) -> list[str]:
@@ -48,7 +46,7 @@ def ref(name: str) -> dict[str, str]:
 
 
 def post(schema: Any) -> dict[str, Any]:
-    return {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
+    return {"post": {"requestBody": request_body(schema)}}
 
 
 TREE = {"type": "object", "properties": {"kids": {"type": "array", "items": ref("Tree")}}}
@@ -187,9 +185,8 @@ def test_each_operation_has_its_price_and_a_402() -> None:
         "/b": {"get": {}},
     }
     found = operations_of(build(document(paths), operations=priced))
-    prices = {
-        name: one.get("x-payment-info", {}).get("price", {}).get("amount") for name, one in found.items()
-    }
+    infos = {name: one.get("x-payment-info", {}) for name, one in found.items()}
+    prices = {name: info.get("price", {}).get("amount") for name, info in infos.items()}
     assert prices == {"GET /v1/{city}": "0.5", "GET /free": None, "GET /b": "0.01", "PUT /more": "2"}
     for one in found.values():
         assert one["security"] == []

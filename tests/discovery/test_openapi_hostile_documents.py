@@ -11,6 +11,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from tests.kit.listings import show_listing
+from tests.kit.openapi_documents import openapi_document, parameter
 from tollway.discovery.agent_document import AGENT_BYTES_MAX, describe_for_agents
 from tollway.discovery.listing_documents import TEXT_LENGTH_MAX, describe_listing, write_listing_text
 from tollway.discovery.openapi import build_openapi
@@ -19,44 +20,10 @@ from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.web.api.listing_json import render_json
 
 WORDS = (
-    *(
-        "type",
-        "$ref",
-        "properties",
-        "items",
-        "enum",
-        "required",
-        "schema",
-        "parameters",
-        "in",
-        "name",
-        "query",
-    ),
-    *(
-        "path",
-        "header",
-        "content",
-        "application/json",
-        "responses",
-        "200",
-        "object",
-        "string",
-        "array",
-        "allOf",
-    ),
-    *("const", "default", "examples", "nullable", "format", "style", "explode", "deepObject", "get", "post"),
-    *(
-        "#/components/schemas/A",
-        "#/",
-        "#",
-        "http://x/y",
-        "",
-        "\u202e",
-        "\U0001f310" * 50,
-        "<b>",
-        "{id}",
-        "/a/{id}",
-    ),
+    *["type", "$ref", "properties", "items", "enum", "required", "schema", "parameters", "in", "name", "query", "path", "header", "content"],
+    *["application/json", "responses", "200", "object", "string", "array", "allOf", "const", "default", "examples", "nullable"],
+    *["format", "style", "explode", "deepObject", "get", "post", "#/components/schemas/A", "#/", "#", "http://x/y"],
+    *("", "\u202e", "\U0001f310" * 50, "<b>", "{id}", "/a/{id}"),
 )
 
 
@@ -83,14 +50,9 @@ def check_openapi(written: dict[str, Any]) -> None:
 
 
 def with_schema(schema: Any) -> dict[str, Any]:
-    parameter = {"name": "q", "in": "query", "schema": schema}
-    operation = {"parameters": [parameter], "responses": {"200": {"description": "ok"}}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "t", "version": "1"},
-        "paths": {"/a": {"get": operation}},
-        "components": {"schemas": {"A": {"type": "string"}}},
-    }
+    operation = {"parameters": [parameter("q", schema)], "responses": {"200": {"description": "ok"}}}
+    components = {"schemas": {"A": {"type": "string"}}}
+    return openapi_document({"/a": {"get": operation}}, components=components)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.kit.listings import sample_listing
+from tests.kit.openapi_documents import parameter
 from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.ids import Address
 from tollway.money import Price
@@ -50,26 +51,15 @@ def test_a_method_that_the_listing_does_not_take_is_not_sold() -> None:
 
 
 def test_a_tool_has_the_name_of_its_operation() -> None:
-    found = sold(
-        {
-            "/ignore previous": {"get": {}},
-            "/quote/{symbol}": {"get": {}},
-            "/a": {"post": {"operationId": "addNote"}},
-        },
-        operations=(priced("PUT", "/x/{id}", "1"),),
-    )
+    named = {"/a": {"post": {"operationId": "addNote"}}}
+    paths = {"/ignore previous": {"get": {}}, "/quote/{symbol}": {"get": {}}, **named}
+    found = sold(paths, operations=(priced("PUT", "/x/{id}", "1"),))
     assert [one.tool for one in found.values()] == ["get_quote_by_symbol", "add_note", "put_x_by_id"]
 
 
 def test_a_part_that_exceeds_the_schema_limit_is_open_and_keeps_its_name() -> None:
     parameters = [
-        {
-            "name": f"q{n}",
-            "in": "query",
-            "required": n < 2,
-            "schema": {"enum": [f"{n}-{m}" * 9 for m in range(20)]},
-        }
-        for n in range(60)
+        parameter(f"q{n}", {"enum": [f"{n}-{m}" * 9 for m in range(20)]}, required=n < 2) for n in range(60)
     ]
     (one,) = sold({"/a": {"get": {"parameters": parameters}}}).values()
     schema = one.input_schema
@@ -134,24 +124,14 @@ def test_the_output_schema_is_that_of_the_successful_json_response() -> None:
 
 def test_a_schema_that_is_too_long_accepts_everything() -> None:
     long = {"enum": ["x" * 100 + str(at) for at in range(500)]}
-    parameters = [
-        {"name": "long", "in": "query", "schema": long},
-        {"name": "q", "in": "query", "schema": {"type": "string"}},
-    ]
+    parameters = [parameter("long", long), parameter("q", {"type": "string"})]
     (operation,) = sold({"/a": {"get": {"parameters": parameters}}}).values()
     assert operation.input_schema["properties"] == {"long": {}, "q": {"type": "string"}}
 
 
 def test_a_control_header_of_the_gateway_is_no_argument() -> None:
     """A form and a tool would send the default of the provider's document to the gateway."""
-    names = [
-        "Idempotency-Key",
-        "X-Payment-Tx",
-        "X-Signature-Params",
-        "PAYMENT-SIGNATURE",
-        "SIGN-IN-WITH-X",
-        "X-Lang",
-    ]
+    names = ["Idempotency-Key", "X-Payment-Tx", "X-Signature-Params", "PAYMENT-SIGNATURE", "SIGN-IN-WITH-X", "X-Lang"]
     headers = [{"name": name, "in": "header", "required": True, "schema": {"default": "x"}} for name in names]
     operation = sold({"/a": {"get": {"parameters": headers}}}, forward_headers=tuple(names))["GET /a"]
     assert [argument.name for argument in operation.arguments] == ["X-Lang"]

@@ -5,7 +5,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.kit.listings import show_listing
+from tests.kit.listings import sample_operation, show_listing
+from tests.kit.openapi_documents import openapi_document, parameter, request_body
 from tollway.discovery.agent_document import json_size
 from tollway.discovery.operations import ApiOperation, Argument
 from tollway.discovery.requests import (
@@ -16,7 +17,6 @@ from tollway.discovery.requests import (
     make_request,
 )
 from tollway.errors import FieldError
-from tollway.money import Price
 from tollway.registry.listing import Listing
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
@@ -29,18 +29,7 @@ def argument(name: str, place: Any = "query", **given: Any) -> Argument:
 
 
 def operation(*arguments: Argument, **given: Any) -> ApiOperation:
-    fields: dict[str, Any] = {
-        "tool": "get_1",
-        "method": "GET",
-        "path": "/v1/{city}",
-        "summary": "",
-        "description": "",
-        "input_schema": {},
-        "output_schema": None,
-        "body_type": None,
-        "price": Price.parse("0.01"),
-    }
-    return ApiOperation(arguments=arguments, **{**fields, **given})
+    return sample_operation(arguments=arguments, **{"path": "/v1/{city}", **given})
 
 
 def make(sold: ApiOperation, arguments: dict[str, Any]) -> ToolRequest:
@@ -177,19 +166,16 @@ def sold(document: dict[str, Any]) -> ApiOperation:
 
 
 def query(schema: dict[str, Any], *, is_required: bool = True) -> ApiOperation:
-    parameter = {"name": "q", "in": "query", "required": is_required, "schema": schema}
-    return sold(_document("/a", "get", {"parameters": [parameter], "responses": {}}))
+    q = parameter("q", schema, required=is_required)
+    return sold(openapi_document({"/a": {"get": {"parameters": [q]}}}))
 
 
-def body(schema: dict[str, Any], *, media_type: str = "application/json") -> ApiOperation:
-    content = {media_type: {"schema": schema}}
-    return sold(
-        _document("/a", "post", {"requestBody": {"required": True, "content": content}, "responses": {}})
-    )
+def post_of(schema: Any) -> dict[str, Any]:
+    return {"/a": {"post": {"requestBody": request_body(schema, required=True)}}}
 
 
-def _document(path: str, method: str, operation: dict[str, Any]) -> dict[str, Any]:
-    return {"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {path: {method: operation}}}
+def body(schema: dict[str, Any]) -> ApiOperation:
+    return sold(openapi_document(post_of(schema)))
 
 
 @pytest.mark.parametrize(
@@ -244,39 +230,22 @@ def test_a_body_has_its_required_members() -> None:
 
 
 def test_parts_of_a_path_are_escaped() -> None:
-    parameter = {
-        "name": "id",
-        "in": "path",
-        "required": True,
-        "schema": {"type": "string", "default": "a/b c"},
-    }
-    operation = sold(_document("/x/{id}", "get", {"parameters": [parameter], "responses": {}}))
+    part = parameter("id", {"type": "string", "default": "a/b c"}, **{"in": "path", "required": True})
+    operation = sold(openapi_document({"/x/{id}": {"get": {"parameters": [part]}}}))
     assert example_json(operation, GATEWAY) == {"method": "GET", "url": f"{GATEWAY}/x/a%2Fb%20c"}
 
 
 def test_a_reference_is_followed_and_a_circle_ends() -> None:
-    operation = body({"$ref": "#/components/schemas/Node"})
+    schema = {"$ref": "#/components/schemas/Node"}
+    operation = body(schema)
     assert example_arguments(operation) is None or json_size(example_arguments(operation)) < 1_000
-    document = _document(
-        "/a",
-        "post",
-        {
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Node"}}},
-            },
-            "responses": {},
-        },
+    node = {"type": "object", "required": ["next"], "properties": {"next": schema}}
+    assert (
+        example_arguments(sold(openapi_document(post_of(schema), components={"schemas": {"Node": node}})))
+        is None
     )
-    node = {
-        "type": "object",
-        "required": ["next"],
-        "properties": {"next": {"$ref": "#/components/schemas/Node"}},
-    }
-    document["components"] = {"schemas": {"Node": node}}
-    assert example_arguments(sold(document)) is None
     leaf = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}, "next": node}}
-    document["components"] = {"schemas": {"Node": leaf}}
+    document = openapi_document(post_of(schema), components={"schemas": {"Node": leaf}})
     assert example_arguments(sold(document)) == {"body": {"name": "text"}}
 
 
@@ -303,15 +272,9 @@ def test_odd_schemas_do_not_fail(schema: Any) -> None:
 
 def test_many_short_values_are_no_short_example() -> None:
     parameters = [
-        {
-            "name": f"q{n}",
-            "in": "query",
-            "required": True,
-            "schema": {"type": "string", "default": f"{n}" * 150},
-        }
-        for n in range(5)
+        parameter(f"q{n}", {"type": "string", "default": f"{n}" * 150}, required=True) for n in range(5)
     ]
-    operation = sold(_document("/a", "get", {"parameters": parameters, "responses": {}}))
+    operation = sold(openapi_document({"/a": {"get": {"parameters": parameters}}}))
     assert example_arguments(operation) is not None
     assert example_json(operation, GATEWAY) is None
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.listings import show_listing
+from tests.kit.openapi_documents import request_body
 from tollway.discovery.operations import list_operations
 from tollway.discovery.schemas import DEFINITIONS_MAX, STEPS_MAX, SchemaBundler, SchemaCopier
 from tollway.registry.openapi import ProviderDocument
@@ -237,13 +238,7 @@ def test_when_it_is_too_much_definitions_are_open_and_still_there() -> None:
 def test_a_short_document_cannot_make_the_gateway_write_a_long_one() -> None:
     """Half a megabyte that would come to two thousand times hundreds of definitions."""
     paths = {
-        f"/v1/{number}": {
-            "post": {
-                "requestBody": {"content": {"application/json": {"schema": refer(number)}}},
-                "responses": {},
-            }
-        }
-        for number in range(2_000)
+        f"/v1/{number}": {"post": {"requestBody": request_body(refer(number))}} for number in range(2_000)
     }
     shown = show_listing(openapi={**DOCUMENT, "paths": paths}, sold=())
     operations = list_operations(shown.listing)

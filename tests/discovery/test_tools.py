@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.listings import sample_listing
+from tests.kit.listings import sample_listing, sample_operation
 from tests.kit.metering import LONGEST, TOKENS_IN_WORDS, sample_metering
 from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.discovery.tools import (
@@ -36,19 +36,14 @@ LISTING = sample_listing(id=ListingId("api_1"), provider=Address(b"\x01" * 20), 
 
 
 def operation(**given: Any) -> ApiOperation:
-    fields: dict[str, Any] = {
+    plain: dict[str, Any] = {
         "tool": "get_city_by_id",
-        "method": "GET",
         "path": "/v1/cities/{city}",
         "summary": "A city",
-        "description": "",
-        "arguments": (),
         "input_schema": {"type": "object", "properties": {}, "additionalProperties": False},
-        "output_schema": None,
-        "body_type": None,
         "price": Price.parse("0.02"),
     }
-    return ApiOperation(**{**fields, **given})
+    return sample_operation(**{**plain, **given})
 
 
 def test_the_gateways_tools_have_closed_schemas_and_fixed_names() -> None:

@@ -55,6 +55,23 @@ def sample_listing(*, provider: Address, created_ms: int = 1, **changes: Any) ->
     return replace(plain, **changes)
 
 
+def sample_operation(**changes: Any) -> ApiOperation:
+    """GET / at 0.01, without arguments."""
+    plain = ApiOperation(
+        tool="get_1",
+        method="GET",
+        path="/",
+        summary="",
+        description="",
+        arguments=(),
+        input_schema={},
+        output_schema=None,
+        body_type=None,
+        price=Price.parse("0.01"),
+    )
+    return replace(plain, **changes)
+
+
 def make_challenge(claim: OwnershipClaim) -> Challenge:
     """What a check of an ownership looks for, with the whole endpoint as its origin."""
     return Challenge(
