@@ -114,14 +114,8 @@ def test_what_nothing_reads_goes_first_and_is_no_loss() -> None:
     assert thing["properties"]["x-kept"] == {"type": "string"}
     assert thing["properties"]["description"]["default"] == {"x-data": "kept", "example": 1}
     operation = fitted["paths"]["/things/{id}"]["post"]
-    assert set(operation) == {
-        "operationId",
-        "summary",
-        "description",
-        "parameters",
-        "requestBody",
-        "responses",
-    }
+    members = "operationId summary description parameters requestBody responses"
+    assert set(operation) == set(members.split())
     assert set(operation["responses"]["200"]) == {"description", "headers", "content"}
     assert "x-rate" in operation["responses"]["200"]["headers"]
     assert whole == document()  # it is copied

@@ -74,8 +74,12 @@ class Harness:
         self.recorder = QualityRecorder(self.records, tally=self.tally, now_ms=lambda: self.now_ms)
 
 
-async def test_counts_are_written_once_and_summed() -> None:
-    harness = Harness()
+@pytest.fixture
+def harness() -> Harness:
+    return Harness()
+
+
+async def test_counts_are_written_once_and_summed(harness: Harness) -> None:
     await harness.recorder.write_counts()
     assert harness.records.summed == []
     harness.tally.count_call(ONE, FAST)
@@ -99,8 +103,7 @@ async def test_an_outage_loses_nothing() -> None:
     assert harness.records.summed == [ONE]
 
 
-async def test_counts_are_written_in_batches_and_the_rest_is_kept() -> None:
-    harness = Harness()
+async def test_counts_are_written_in_batches_and_the_rest_is_kept(harness: Harness) -> None:
     for number in range(2 * ADDED_MAX + 1):
         harness.tally.count_call(ListingId(f"api_{number:04}"), FAST)
     harness.records.lots_left = 1
@@ -113,8 +116,7 @@ async def test_counts_are_written_in_batches_and_the_rest_is_kept() -> None:
     assert set(harness.records.calls.values()) == {1}
 
 
-async def test_a_failed_sum_stays_due() -> None:
-    harness = Harness()
+async def test_a_failed_sum_stays_due(harness: Harness) -> None:
     harness.tally.count_call(ONE, FAST)
     harness.records.is_adding = False
     with pytest.raises(StorageUnavailable):
@@ -125,8 +127,7 @@ async def test_a_failed_sum_stays_due() -> None:
     assert harness.records.summed == [ONE]
 
 
-async def test_a_busy_listing_is_summed_up_once_a_minute_and_at_the_stop() -> None:
-    harness = Harness()
+async def test_a_busy_listing_is_summed_up_once_a_minute_and_at_the_stop(harness: Harness) -> None:
 
     async def call(count: int = 1) -> int:
         for _ in range(count):
@@ -146,8 +147,7 @@ async def test_a_busy_listing_is_summed_up_once_a_minute_and_at_the_stop() -> No
     assert len(harness.records.summed) == 4
 
 
-async def test_many_listings_are_summed_in_batches() -> None:
-    harness = Harness()
+async def test_many_listings_are_summed_in_batches(harness: Harness) -> None:
     listings = [ListingId(f"api_{number}") for number in range(BATCH * BATCHES_MAX + 5)]
     for listing_id in listings:
         harness.tally.count_call(listing_id, FAST)
