@@ -52,15 +52,16 @@ def insert_calls(connection: Connection, rows: Iterable[dict[str, Any]]) -> None
     """Writes calls, their terms, and what `reorged` ones owe.
 
     The calls are returned, so that SQLAlchemy writes many rows with a statement: the trigger that counts calls writes its row anew for each
-    statement, and PostgreSQL walks through all its versions of one transaction.
+    statement, and PostgreSQL walks through all its versions of one transaction. A column that only some rows give is null in the others: SQLAlchemy would drop it.
     """
     rows = list(rows)
+    columns = dict.fromkeys(name for row in rows for name in row)
     terms: dict[CallTerms, TermsReference] = {}
     calls = []
     for row in rows:
         shared = CallTerms(**{name: row[name] for name in _TERMS})
         terms[shared] = terms.get(shared) or reference_of(shared)
-        own = {name: value for name, value in row.items() if name not in _TERMS}
+        own = {name: row.get(name) for name in columns if name not in _TERMS}
         calls.append({**own, **terms[shared]._asdict()})
     write_terms(connection, terms)
     connection.execute(insert(call_table).returning(call_table.c.id), calls)

@@ -26,6 +26,7 @@ from tests.kit.admin_pages import (
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import new_payment
 from tests.kit.listings import sample_listing
+from tests.kit.metering import LONGEST, sample_metering
 from tests.kit.pages import BROWSER, PageHarness
 from tests.kit.payer import KeyWallet
 from tests.kit.routes import PUBLIC_URL
@@ -41,6 +42,9 @@ from tollway.identity.viewers import Viewer
 from tollway.ids import Address, ListingId
 from tollway.ledger.records import Payment
 from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Price
+from tollway.registry.listing import Operation
+from tollway.registry.metering import Measured, read_metering, write_formulas, write_measured
 from tollway.registry.moderation import suspend_listing
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.storage.ledger.ledger_tables import payment_table
@@ -48,12 +52,15 @@ from tollway.storage.operator.operator_reads import record_audit
 from tollway.web.pages.page_session import PAGE_COOKIE
 
 SAMPLE, OWN, RETIRED = ListingId("api_sample"), ListingId("api_own"), ListingId("api_retired")
+METERED = ListingId("api_metered")
+"""Sold by the reader: by the token, and one operation by the longest formula."""
 STAMPS = ("CHARGED", "RELEASED", "HELD", "REORGED", "FAILED", "FREE")
 FAILED = {**MIXED[5], "state": "unknown", "http_status": None, "upstream_status": None}
 STATES = (MIXED[0], MIXED[1], MIXED[2], MIXED[3], FAILED, MIXED[5])
 """Of the calls `call_0` to `call_5`, in the order of the stamps."""
 HELD_CALLS = tuple(f"call_{number}" for number in range(6, 10))
 """Calls that the reader sold and may decide."""
+METERED_CALL = "call_73"
 LONG_NAME = ("Long " * 14).strip()
 NUMBERS = range(10, 34)
 """Of the other listings. The first three are suspended."""
@@ -253,6 +260,21 @@ async def _publish(app: App, now: int) -> None:
     )
     await app.catalog.publish(sample)
     await app.catalog.publish(sample_listing(provider=READER.address, id=OWN, name=LONG_NAME, **shared))
+    metered = sample_listing(
+        provider=READER.address,
+        id=METERED,
+        name="Sample completions",
+        price=Price.parse("0.02"),
+        metering=sample_metering(),
+        operations=(
+            Operation(
+                method="POST", path="/echo", price=Price.parse("0.03"), metering=read_metering(LONGEST)
+            ),
+        ),
+        openapi=SAMPLE_DOCUMENT,
+        **shared,
+    )
+    await app.catalog.publish(metered)
     for number in NUMBERS:
         one = sample_listing(
             provider=SELLER.address,
@@ -295,6 +317,18 @@ async def _write_calls(app: App, now: int) -> None:
         }
         changes.append({**changed, **(sold if number % 2 else {})})
     changes += [{**MIXED[2], "payer": OTHER.address, "state": "settling"} for _ in range(3)]
+    formula = read_metering(LONGEST)
+    by_use = {
+        "listing_id": METERED,
+        "price": "0.03",
+        "price_units": 30_000,
+        "actual_units": 30_000,
+        "taken_units": 30_000,
+        "upstream_status": 200,
+        "metering": write_formulas((formula,)),
+        "quantities": write_measured(Measured(((10**18 - 1,) * len(formula.parts),))),
+    }
+    changes.append({**MIXED[0], **by_use})
     rows = [
         call_record_row(
             number,

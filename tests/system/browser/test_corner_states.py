@@ -13,6 +13,8 @@ from tests.kit.ledger_records import tx_hash
 from tests.kit.signed_in import OTHER, READER, SELLER, THIRD
 from tests.system.browser.corner_site import (
     HELD_CALLS,
+    METERED,
+    METERED_CALL,
     OWN,
     RETIRED,
     SAMPLE,
@@ -32,11 +34,14 @@ Rows = dict[str, tuple[str, int, str]]
 """Pages by name: the path, the status, and words that the page has in this state."""
 
 PUBLIC_FULL: Rows = {
-    "search": ("/", 200, "24 APIs"),
+    "search": ("/", 200, "25 APIs"),
     "results": ("/?q=listing&tag=&sort=price&currency=USDC", 200, "Listing 17"),
     "API": (f"/apis/{SAMPLE}", 200, "A second paragraph"),
     "operation": (f"/apis/{SAMPLE}?operation=echo", 200, "POST /echo"),
+    "metered API": (f"/apis/{METERED}?operation=get_quote", 200, "0.002 per 1,000 prompt tokens"),
+    "metered operation": (f"/apis/{METERED}?operation=echo", 200, "up to 0.03 USDC"),
     "provider": (f"/providers/{SELLER.address}", 200, "Sells"),
+    "provider of a metered API": (f"/providers/{READER.address}", 200, "up to"),
     "status": ("/status", 200, "eip155:84532"),
     "reference": ("/docs", 200, "Create a listing of an API"),
     "guide": ("/docs/guides/calling", 200, "Have a wallet in this browser"),
@@ -65,6 +70,7 @@ PUBLIC_ERRORS: Rows = {
     "reference of a schema": ("/docs/schemas/none", 404, NO_ROUTE),
     "path": ("/nowhere", 404, NO_ROUTE),
     "call without a payment": (f"/api/v2/gateway/{SAMPLE}/quote/ETH", 402, "0.01 USDC"),
+    "metered call without a payment": (f"/api/v2/gateway/{METERED}/quote/ETH", 402, "up to 0.02 USDC"),
     "call of a retired API": (f"/api/v2/gateway/{RETIRED}/quote", 410, "api_retired"),
     "call of no API": ("/api/v2/gateway/api_none/quote", 404, "api_not_found"),
 }
@@ -78,7 +84,7 @@ MY_FULL: Rows = {
     "calls sold": ("/my/calls?role=provider", 200, "34 calls"),
     "credit": ("/my/credit", 200, "0.23"),
     "spending": ("/my/spending", 200, "USDC"),
-    "spending by API": ("/my/spending?groupBy=api", 200, "37 calls"),
+    "spending by API": ("/my/spending?groupBy=api", 200, "38 calls"),
     "spending by provider": ("/my/spending?groupBy=provider", 200, str(SELLER.address)),
     "spending by wallet": ("/my/spending?groupBy=wallet", 200, str(READER.address)),
     "sales": ("/my/sales", 200, "charged"),
@@ -87,6 +93,8 @@ MY_FULL: Rows = {
     "APIs": ("/my/apis", 200, "Long Long"),
     "new API": ("/my/apis/new", 200, "Publish"),
     "API": (f"/my/apis/{OWN}", 200, "Ownership"),
+    "metered API": (f"/my/apis/{METERED}", 200, "Callers read: up to 0.02 USDC"),
+    "metered ticket": (f"/my/calls/{METERED_CALL}", 200, "Came back"),
     "wallets": ("/my/wallets", 200, str(OTHER.address)),
     **{f"ticket, {stamp}": (f"/my/calls/call_{number}", 200, stamp) for number, stamp in enumerate(STAMPS)},
     "ticket to decide": (f"/my/calls/{HELD_CALLS[0]}", 200, "Decide this call"),

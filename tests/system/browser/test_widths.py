@@ -8,14 +8,23 @@ import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from tests.kit.signed_in import READER
-from tests.system.browser.corner_site import SAMPLE, CornerSite, at_corner, open_admin, run_corner_site
+from tests.system.browser.corner_site import (
+    METERED,
+    METERED_CALL,
+    SAMPLE,
+    CornerSite,
+    at_corner,
+    open_admin,
+    run_corner_site,
+)
 from tests.system.browser.watched_page import WatchedPage
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WIDTHS = (320, 360, 720, 1100, 1920, 2560)
-PUBLIC = ("/", f"/apis/{SAMPLE}", "/status", "/docs")
+PUBLIC = ("/", f"/apis/{SAMPLE}", f"/apis/{METERED}?operation=echo", "/status", "/docs")
 MINE = ("/my", "/my/calls", "/my/selling", "/my/apis", "/my/sales", "/my/sales?state=held")
+METERED_PAGES = (f"/my/apis/{METERED}", f"/my/calls/{METERED_CALL}")
 OPERATOR = ("/", "/chains", "/gas", "/calls", "/listings", "/wallets", "/books", "/audit-log")
 
 
@@ -49,7 +58,7 @@ async def test_no_page_is_wider_than_its_window(browser: Browser, site: CornerSi
         await check_widths(watched, PUBLIC)
     token = site.full.tokens[READER]
     async with site.open_public(browser, site.full.public, token=token, **options) as watched:
-        await check_widths(watched, MINE)
+        await check_widths(watched, MINE + METERED_PAGES)
     async with open_admin(browser, site.full.admin, **options) as watched:
         await check_widths(watched, OPERATOR)
 
