@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tests.kit.chain_blocks import (
+    CHANNEL_GAS,
     CONFIRMED,
     DEPLOYMENT_GAS,
     NO_ANSWER,
@@ -27,6 +28,8 @@ from tests.kit.chain_blocks import (
     settlement_logs,
     transfer_log,
 )
+from tests.kit.chain_channels import answer_collector
+from tollway.chain.channel_contract import DEPOSIT_COLLECTOR, SETTLEMENT_CONTRACT
 from tollway.chain.multicall import MULTICALL3
 from tollway.chain.nodes import NodeObserver, NodeStatus
 from tollway.chain.port import (
@@ -35,6 +38,7 @@ from tollway.chain.port import (
     BlockHashes,
     ChainFacts,
     ChainTip,
+    ChannelFacts,
     ContractResult,
     Disputed,
     Fees,
@@ -44,7 +48,7 @@ from tollway.chain.port import (
     SendRefused,
 )
 from tollway.errors import ChainUnavailable, NodesDisagree
-from tollway.ids import Address, ChainId, TxHash, keccak256
+from tollway.ids import Address, ChainId, ChannelId, TxHash, keccak256
 from tollway.observability.metric_table import NodeOutcome
 
 __all__ = [
@@ -82,7 +86,9 @@ class MemoryChain:
         self._salt = 0
         self._chains: dict[ChainId, MemoryBlocks] = {}
         for chain_id in chain_ids:
-            self._chains[chain_id] = MemoryBlocks(blocks=[self._block(chain_id, 0, _FIRST_BLOCK_S, ())])
+            self._chains[chain_id] = MemoryBlocks(
+                chain_id=chain_id, blocks=[self._block(chain_id, 0, _FIRST_BLOCK_S, ())]
+            )
         self.requests: Counter[tuple[str, ChainId]] = Counter()
         self.trusts: list[Quorum] = []
         self.barrier: asyncio.Event | None = None
@@ -161,6 +167,13 @@ class MemoryChain:
 
     def remove_multicall(self, chain_id: ChainId) -> None:
         self._chains[chain_id].has_multicall = False
+
+    def remove_channel_contracts(self, chain_id: ChainId) -> None:
+        self._chains[chain_id].has_channels = False
+
+    def block_owner(self, chain_id: ChainId, token: Address, owner: Address) -> None:
+        """The token pays this owner nothing out of a channel: a settlement or a refund to it reverts."""
+        self._chains[chain_id].blocked.add((token, owner))
 
     def disconnect(self, *chain_ids: ChainId) -> None:
         """No node of these chains answers any more."""
@@ -265,6 +278,22 @@ class MemoryChain:
         """The payer takes it back: its state is "used", and nothing moved."""
         return self._mine_foreign(chain_id, token, (cancellation_log(token, payer, nonce),))
 
+    def call_channels(self, chain_id: ChainId, calldata: bytes, *, sender: Address = THIRD_PARTY) -> TxHash:
+        """Another account than a gas key calls the settlement contract, in a separate block: a payer withdraws, anyone deposits or settles."""
+        self._salt += 1
+        tx_hash = TxHash(keccak256(b"channel:%d:%d" % (chain_id, self._salt)))
+        chain = self._chains[chain_id]
+        block_time = chain.blocks[-1].time + self._block_time_s
+        called = chain.call_channels(calldata, tx_hash=tx_hash, sender=sender, block_time=block_time)
+        self.mine(chain_id, called, time=block_time)
+        return tx_hash
+
+    def simulate_channels(self, chain_id: ChainId, calldata: bytes, *, sender: Address) -> ContractResult:
+        """An `eth_call` of the settlement contract in the name of that account."""
+        chain = self._chains[chain_id]
+        block_time = chain.blocks[-1].time
+        return chain.simulate_sent(SETTLEMENT_CONTRACT, calldata, block_time=block_time, sender=sender)
+
     def _mine_foreign(self, chain_id: ChainId, token: Address, logs: tuple[Log, ...]) -> TxHash:
         self._salt += 1
         tx_hash = TxHash(keccak256(b"foreign:%d:%d" % (chain_id, self._salt)))
@@ -332,12 +361,19 @@ class MemoryChain:
         if to == MULTICALL3:
             answer = chain.call_multicall(calldata)
             return replace(answer, payload=answer.payload[:bytes_max])
+        if to == SETTLEMENT_CONTRACT:
+            answer = chain.simulate_sent(to, calldata, block_time=chain.blocks[-1].time)
+            return replace(answer, payload=answer.payload[:bytes_max])
+        if to == DEPOSIT_COLLECTOR and chain.has_channels:
+            return answer_collector(calldata)
         wallet = None if to is None else chain.code.get(to)
         answer = NO_ANSWER if wallet is None else wallet(calldata)
         return replace(answer, payload=answer.payload[:bytes_max])
 
     async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
         chain = await self._ask("fetch_code_size", chain_id)
+        if address in (SETTLEMENT_CONTRACT, DEPOSIT_COLLECTOR):
+            return 100 if chain.has_channels else 0
         has_code = chain.has_multicall if address == MULTICALL3 else chain.has_code(address)
         return 100 if has_code else 0
 
@@ -364,8 +400,8 @@ class MemoryChain:
         chain = await self._ask_trusted("fetch_authorization", chain_id, quorum)
         head = chain.blocks[-1]
         moment = head.time if valid_after < head.time else head.time + self._block_time_s
-        simulation = chain.simulate_sent(to or token, calldata, block_time=moment)
-        needed = DEPLOYMENT_GAS if to == MULTICALL3 else TRANSFER_GAS
+        simulation = chain.simulate_sent(to or token, calldata, block_time=moment, sender=sender)
+        needed = {MULTICALL3: DEPLOYMENT_GAS, SETTLEMENT_CONTRACT: CHANNEL_GAS}.get(to or token, TRANSFER_GAS)
         return AuthorizationFacts(
             chain_id=chain_id,
             head_number=head.number,
@@ -376,6 +412,30 @@ class MemoryChain:
             is_used=chain.find_use(token, payer, nonce) is not None,
             simulation=simulation,
             gas_estimate=None if simulation.reverted else needed,
+        )
+
+    async def fetch_channel(
+        self,
+        chain_id: ChainId,
+        channel: ChannelId,
+        *,
+        confirmations: int = 1,
+        quorum: Quorum = Quorum.AGREED,
+    ) -> ChannelFacts:
+        chain = await self._ask_trusted("fetch_channel", chain_id, quorum)
+        if not chain.has_channels:
+            raise ChainUnavailable(
+                f"No node of eip155:{chain_id} gave a usable response. Send the same request again after Retry-After."
+            )
+        head = chain.blocks[-1]
+        state = chain.channel_book().state(channel)
+        confirmed = chain.channel_book(height=max(0, head.number - confirmations + 1)).state(channel)
+        return ChannelFacts(
+            chain_id=chain_id,
+            head_number=head.number,
+            head_time=head.time,
+            state=state,
+            confirmed_balance=min(state.balance, confirmed.balance),
         )
 
     async def find_authorization_use(

@@ -15,6 +15,8 @@ from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
 
+from tests.kit.chain_channels import ChannelBook, ChannelRevert, ChannelRun, DepositPull
+from tollway.chain.channel_contract import DEPOSIT_COLLECTOR, SETTLEMENT_CONTRACT
 from tollway.chain.multicall import MULTICALL3, ContractCall, parse_calls
 from tollway.chain.port import ContractResult, Log, SendFault, SendRefused
 from tollway.chain.tokens import (
@@ -29,7 +31,7 @@ from tollway.chain.tokens import (
     encode_domain_separator,
     parse_transfers,
 )
-from tollway.ids import ZERO_ADDRESS, Address, TxHash, keccak256
+from tollway.ids import ZERO_ADDRESS, Address, ChainId, ChannelId, TxHash, keccak256
 from tollway.money import Asset, TokenDomain
 
 _WORD = 32
@@ -42,6 +44,7 @@ REVERTED = ContractResult(reverted=True, payload=b"")
 CONFIRMED = ContractResult(reverted=False, payload=ERC1271_MAGIC.ljust(_WORD, b"\0"))
 """What an ERC-1271 wallet returns for a valid signature."""
 DEPLOYMENT_GAS = 300_000
+CHANNEL_GAS = 120_000
 
 Wallet = Callable[[bytes], ContractResult]
 """A contract: calldata -> what an `eth_call` returns."""
@@ -50,7 +53,7 @@ Wallet = Callable[[bytes], ContractResult]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
     """What a receipt and its transaction say together; `value` in base units of the native currency. `nonce` only of
-    what was sent through the port. `deployed`: the wallet that it deployed."""
+    what was sent through the port. `deployed`: the wallet that it deployed. `refunds`: the channels of which it used a refund nonce."""
 
     tx_hash: TxHash
     sender: Address
@@ -61,6 +64,7 @@ class Transaction:
     nonce: int | None = None
     fee_wei: int | None = None
     deployed: Address | None = None
+    refunds: tuple[ChannelId, ...] = ()
 
     @property
     def effective_logs(self) -> tuple[Log, ...]:
@@ -114,8 +118,10 @@ class FactoryCall:
 @dataclass(slots=True)
 class MemoryBlocks:
     """`refused` and `doomed`: authorisations, by (payer, nonce), that fail in simulation, or in their block only. `factory_calls`: by
-    (factory, calldata). `has_multicall`: Multicall3 has its code here."""
+    (factory, calldata). `has_multicall`, `has_channels`: Multicall3 and the contracts of payment channels have their code here. `blocked`: (token,
+    owner) to whom the token pays nothing out of a channel."""
 
+    chain_id: ChainId
     blocks: list[Block]
     pool: dict[TxHash, Transaction] = field(default_factory=dict)
     sent: dict[TxHash, SentTransaction] = field(default_factory=dict)
@@ -127,6 +133,8 @@ class MemoryBlocks:
     doomed: set[tuple[Address, bytes]] = field(default_factory=set)
     factory_calls: dict[tuple[Address, bytes], FactoryCall] = field(default_factory=dict)
     has_multicall: bool = True
+    has_channels: bool = True
+    blocked: set[tuple[Address, Address]] = field(default_factory=set)
     base_fee_wei: int = 10**7
     tip_wei: int = 10**6
     send_refusal: SendRefused | None = None
@@ -195,10 +203,73 @@ class MemoryBlocks:
         checked = NO_ANSWER if wallet is None else wallet(asking.calldata)
         return _return_calls(result, checked)
 
+    def channel_book(self, before: Sequence[Transaction] = (), *, height: int | None = None) -> ChannelBook:
+        """The storage of the settlement contract after the block of that height, or after `before` on top of all blocks."""
+        book = ChannelBook(chain_id=self.chain_id)
+        count = len(self.blocks) if height is None else height + 1
+        mined = [(block.time, sent) for block in self.blocks[:count] for sent in block.transactions]
+        for time, transaction in [*mined, *((self.blocks[-1].time, sent) for sent in before)]:
+            for log in transaction.effective_logs:
+                book.apply(log, time=time)
+            for channel in transaction.refunds if transaction.succeeded else ():
+                book.use_refund_nonce(channel)
+        return book
+
+    def start_channel_run(
+        self,
+        *,
+        sender: Address,
+        block_time: int,
+        before: Sequence[Transaction] = (),
+        is_mined: bool = False,
+    ) -> ChannelRun:
+        def pull(asked: DepositPull) -> tuple[Log, ...]:
+            transfer = AuthorizedTransfer(
+                payer=asked.payer,
+                payee=DEPOSIT_COLLECTOR,
+                base_units=asked.base_units,
+                valid_after=asked.valid_after,
+                valid_before=asked.valid_before,
+                nonce=asked.nonce,
+            )
+            if is_mined and (asked.payer, asked.nonce) in self.doomed:
+                raise ChannelRevert
+            so_far = Transaction(
+                tx_hash=TxHash(bytes(32)), sender=sender, recipient=None, logs=tuple(run.logs)
+            )
+            pulled = self.simulate(asked.token, transfer, block_time=block_time, before=(*before, so_far))
+            if pulled.reverted:
+                raise ChannelRevert(payload=pulled.payload)
+            return settlement_logs(
+                asked.token,
+                payer=asked.payer,
+                payee=DEPOSIT_COLLECTOR,
+                base_units=asked.base_units,
+                nonce=asked.nonce,
+            )
+
+        book = self.channel_book(before)
+        run = ChannelRun(book=book, sender=sender, time=block_time, pull=pull, blocked=self.blocked)
+        return run
+
     def simulate_sent(
-        self, to: Address, calldata: bytes, *, block_time: int, before: Sequence[Transaction] = ()
+        self,
+        to: Address,
+        calldata: bytes,
+        *,
+        block_time: int,
+        before: Sequence[Transaction] = (),
+        sender: Address = ZERO_ADDRESS,
     ) -> ContractResult:
-        """A transfer by the token, or one within Multicall3."""
+        """A transfer by the token, or one within Multicall3; any call of the settlement contract of channels."""
+        if to == SETTLEMENT_CONTRACT:
+            if not self.has_channels:
+                return NO_ANSWER
+            run = self.start_channel_run(sender=sender, block_time=block_time, before=before)
+            try:
+                return ContractResult(reverted=False, payload=run.run(calldata))
+            except ChannelRevert as exc:
+                return ContractResult(reverted=True, payload=exc.payload)
         if to != MULTICALL3:
             transfer = parse_authorized_transfer(calldata)
             if transfer is None:
@@ -274,6 +345,16 @@ class MemoryBlocks:
                 del self.sent[tx_hash]
 
     def _run(self, sent: SentTransaction, *, block_time: int, before: Sequence[Transaction]) -> Transaction:
+        if sent.recipient == SETTLEMENT_CONTRACT:
+            return self.call_channels(
+                sent.calldata,
+                tx_hash=sent.tx_hash,
+                sender=sent.sender,
+                block_time=block_time,
+                before=before,
+                nonce=sent.nonce,
+                fee_wei=CHANNEL_GAS * min(sent.max_fee_wei, self.base_fee_wei + sent.tip_wei),
+            )
         token, transfer, made = sent.recipient, parse_authorized_transfer(sent.calldata), None
         if sent.recipient == MULTICALL3 and sent.calldata:
             deploying, paying = parse_calls(sent.calldata)
@@ -302,6 +383,36 @@ class MemoryBlocks:
             nonce=sent.nonce,
             fee_wei=TRANSFER_GAS * min(sent.max_fee_wei, self.base_fee_wei + sent.tip_wei),
             deployed=made.wallet if made is not None and logs else None,
+        )
+
+    def call_channels(
+        self,
+        calldata: bytes,
+        *,
+        tx_hash: TxHash,
+        sender: Address,
+        block_time: int,
+        before: Sequence[Transaction] = (),
+        nonce: int | None = None,
+        fee_wei: int | None = None,
+    ) -> Transaction:
+        """A transaction at the settlement contract, as its block has it. Without its code there it does nothing."""
+        run = self.start_channel_run(sender=sender, block_time=block_time, before=before, is_mined=True)
+        succeeded = True
+        try:
+            if self.has_channels:
+                run.run(calldata)
+        except ChannelRevert:
+            succeeded = False
+        return Transaction(
+            tx_hash=tx_hash,
+            sender=sender,
+            recipient=SETTLEMENT_CONTRACT,
+            logs=tuple(run.logs) if succeeded else (),
+            succeeded=succeeded,
+            nonce=nonce,
+            fee_wei=fee_wei,
+            refunds=tuple(run.refunds) if succeeded else (),
         )
 
 

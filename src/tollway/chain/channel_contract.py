@@ -21,7 +21,7 @@ from tollway.chain.abi_words import (
     split_array,
     word,
 )
-from tollway.chain.port import ChainReader, Log
+from tollway.chain.port import ChainReader, ChannelState, Log
 from tollway.ids import Address, ChainId, ChannelId, keccak256
 from tollway.money import TokenDomain
 
@@ -176,23 +176,8 @@ _CHANNELS = compute_selector("channels(bytes32)")
 _PENDING_WITHDRAWALS = compute_selector("pendingWithdrawals(bytes32)")
 _REFUND_NONCE = compute_selector("refundNonce(bytes32)")
 _RECEIVERS = compute_selector("receivers(address,address)")
-_EIP712_DOMAIN = compute_selector("eip712Domain()")
-_COLLECTS_FOR = compute_selector("x402BatchSettlement()")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelState:
-    """What the settlement contract stores of a channel at one block.
-
-    `balance`: everything deposited, less refunds and withdrawals; claims do not lower it. `withdrawal` and `withdrawal_initiated_at` (unix
-    seconds): of the pending withdrawal, 0 without one.
-    """
-
-    balance: int
-    total_claimed: int
-    withdrawal: int
-    withdrawal_initiated_at: int
-    refund_nonce: int
+EIP712_DOMAIN_CALL = compute_selector("eip712Domain()")
+COLLECTS_FOR_CALL = compute_selector("x402BatchSettlement()")
 
 
 def encode_channel_state(channel: ChannelId) -> bytes:
@@ -240,8 +225,8 @@ async def has_channel_contracts(chains: ChainReader, chain_id: ChainId, *, deadl
         )
         return b"" if result.reverted else result.payload
 
-    return await read(SETTLEMENT_CONTRACT, _EIP712_DOMAIN) == _encode_domain(chain_id) and await read(
-        DEPOSIT_COLLECTOR, _COLLECTS_FOR
+    return await read(SETTLEMENT_CONTRACT, EIP712_DOMAIN_CALL) == encode_domain(chain_id) and await read(
+        DEPOSIT_COLLECTOR, COLLECTS_FOR_CALL
     ) == word(SETTLEMENT_CONTRACT)
 
 
@@ -251,7 +236,8 @@ _DOMAIN_FIELDS = b"\x0f"
 """ERC-5267: name, version, chain id and contract; no salt."""
 
 
-def _encode_domain(chain_id: ChainId) -> bytes:
+def encode_domain(chain_id: ChainId) -> bytes:
+    """What `eip712Domain()` returns (ERC-5267)."""
     return encode_arguments(
         _DOMAIN_FIELDS.ljust(WORD, b"\0"),
         encode_bytes(CHANNEL_DOMAIN.name.encode()),
@@ -426,10 +412,10 @@ _ERROR_ARGUMENTS = {
     ContractError.ECDSA_INVALID_LENGTH: "uint256",
     ContractError.ECDSA_INVALID_S: "bytes32",
 }
-_ERRORS = {
-    keccak256(f"{error.value}({_ERROR_ARGUMENTS.get(error, '')})".encode())[:4]: error
-    for error in ContractError
+ERROR_SELECTORS = {
+    error: compute_selector(f"{error.value}({_ERROR_ARGUMENTS.get(error, '')})") for error in ContractError
 }
+_ERRORS = {selector: error for error, selector in ERROR_SELECTORS.items()}
 
 
 def parse_contract_error(payload: bytes) -> ContractError | None:

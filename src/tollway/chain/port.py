@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from tollway.ids import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, ChannelId, TxHash
 
 
 class LookupQuota(Protocol):
@@ -130,6 +130,33 @@ class AuthorizationFacts:
     simulation: ContractResult
     gas_estimate: int | None
     code_hash: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelState:
+    """What the settlement contract stores of a channel at one block.
+
+    `balance`: everything deposited, less refunds and withdrawals; claims do not lower it. `withdrawal` and `withdrawal_initiated_at` (unix
+    seconds): of the pending withdrawal, 0 without one.
+    """
+
+    balance: int
+    total_claimed: int
+    withdrawal: int
+    withdrawal_initiated_at: int
+    refund_nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFacts:
+    """The facts about a payment channel, as one node returned them: its state at the block `head_number`, and the lower of its balances there
+    and at the block that has as many confirmations as requested."""
+
+    chain_id: ChainId
+    head_number: int
+    head_time: int
+    state: ChannelState
+    confirmed_balance: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +288,18 @@ class SettlementChain(ChainReader, Protocol):
         Its receipt decides whether it made the transfer (`tokens.has_settled`): a payer may also have cancelled the nonce, or used it
         for another payee. None: no node that responded has such a transaction.
         """
+        ...
+
+    async def fetch_channel(
+        self,
+        chain_id: ChainId,
+        channel: ChannelId,
+        *,
+        confirmations: int = 1,
+        quorum: Quorum = Quorum.AGREED,
+    ) -> ChannelFacts:
+        """The facts about a payment channel, in two round trips: the head, then the state at exactly that block. A channel that never had a
+        deposit has a state of zeros. Raises `ChainUnavailable` also where the chain has no settlement contract."""
         ...
 
     async def fetch_fees(self, chain_id: ChainId) -> Fees: ...

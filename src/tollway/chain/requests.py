@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import aiohttp
 
+from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, encode_channel_state, parse_channel_state
 from tollway.chain.nodes import RpcCall, RpcNode
 from tollway.chain.port import (
     AccountFacts,
     AuthorizationFacts,
     ChainFacts,
     ChainTip,
+    ChannelFacts,
+    ChannelState,
     ContractResult,
     Fees,
     NotMined,
@@ -46,7 +49,7 @@ from tollway.chain.tokens import (
     encode_authorization_state,
     encode_balance_of,
 )
-from tollway.ids import Address, ChainId, TxHash, keccak256
+from tollway.ids import Address, ChainId, ChannelId, TxHash, keccak256
 
 LOG_WINDOW_BLOCKS = 500
 _LOG_WINDOWS_MAX = 40
@@ -214,6 +217,33 @@ async def read_authorization(
         simulation=ContractResult(reverted=reverted, payload=payload) if reverted or payload else _PASSED,
         gas_estimate=None if reverted else parse_estimate(estimate),
     )
+
+
+async def read_channel(
+    node: RpcNode, session: Session, chain_id: ChainId, channel: ChannelId, *, confirmations: int
+) -> ChannelFacts:
+    """Takes two round trips. The state is read at the number of the head, not at `latest`: behind one URL may be several nodes, and one that
+    lags must fail instead of returning an older state."""
+    (latest,) = await node.send_batch(session, [("eth_getBlockByNumber", ["latest", False])])
+    head = _parse_head(node, latest)
+    call = {"to": str(SETTLEMENT_CONTRACT), "data": "0x" + encode_channel_state(channel).hex()}
+    blocks = (head.number, max(0, head.number - confirmations + 1))
+    results = await node.send_batch(session, [("eth_call", [call, hex(number)]) for number in blocks])
+    state, confirmed = (_parse_channel(result) for result in results)
+    return ChannelFacts(
+        chain_id=chain_id,
+        head_number=head.number,
+        head_time=head.time,
+        state=state,
+        confirmed_balance=min(state.balance, confirmed.balance),
+    )
+
+
+def _parse_channel(result: object) -> ChannelState:
+    try:
+        return parse_channel_state(parse_bytes(result))
+    except ValueError as exc:
+        raise UnusableResponse("the settlement contract returned no state of a channel") from exc
 
 
 _PASSED = ContractResult(reverted=False, payload=b"")

@@ -22,6 +22,7 @@ from tollway.chain.port import (
     BlockHashes,
     ChainFacts,
     ChainTip,
+    ChannelFacts,
     ContractResult,
     Disputed,
     Fees,
@@ -35,6 +36,7 @@ from tollway.chain.requests import (
     read_authorization_ends,
     read_block_hashes,
     read_call,
+    read_channel,
     read_code_size,
     read_fees,
     read_head,
@@ -44,7 +46,7 @@ from tollway.chain.requests import (
 )
 from tollway.chain.responses import BlockVotes, TransactionVotes, Votes
 from tollway.errors import ChainUnavailable
-from tollway.ids import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, ChannelId, TxHash
 from tollway.limits import Limits
 
 K = TypeVar("K")
@@ -429,6 +431,29 @@ class RpcReader:
         if unseen < needed:
             raise pool.unavailable(failures)
         return None
+
+    async def fetch_channel(
+        self,
+        chain_id: ChainId,
+        channel: ChannelId,
+        *,
+        confirmations: int = 1,
+        quorum: Quorum = Quorum.AGREED,
+    ) -> ChannelFacts:
+        """As many nodes as `quorum` needs must agree on the state. The lowest head of them counts."""
+
+        async def read(node: RpcNode) -> ChannelFacts:
+            return await read_channel(
+                node, self._open_session, chain_id, channel, confirmations=confirmations
+            )
+
+        agreeing = await self._pool(chain_id).read_agreeing(
+            read,
+            compared=lambda facts: (facts.state, facts.confirmed_balance),
+            quorum=quorum,
+            deadline_s=self._limits.rpc_deadline_s,
+        )
+        return min(agreeing, key=lambda facts: facts.head_number)
 
     async def fetch_fees(self, chain_id: ChainId) -> Fees:
         """The fees of the first usable node. The settlement caps them by the operator's maximum, because one node may report too much."""
