@@ -85,6 +85,8 @@ class MemoryFinality(MemoryRelocation):
             payment = self._rows.payments.get(payment_id)
             is_gone = payment is not None and payment.state is PaymentState.UNFINAL
             if payment is not None and is_gone:
+                for deposit in self._deposits_in(payment):
+                    self._uncount_deposit(deposit, now_ms=now_ms)
                 self._rows.payments[payment_id] = replace(payment, state=PaymentState.GONE)
                 self._rows.gone_ms[payment_id] = self._rows.checked_ms[payment_id] = now_ms
         return self._move_gone_calls(payment_id, now_ms=now_ms) if is_gone else 0

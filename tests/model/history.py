@@ -125,6 +125,7 @@ class MemoryStatement:
         own = [
             shown_payment(one)
             for one in self._rows.payments.values()
+            if not one.is_escrow
             if (one.payer if role == "payer" else one.payee) == wallet
         ]
         return sorted(own, key=lambda one: (one.block_time, one.id), reverse=True)

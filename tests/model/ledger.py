@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Self
 
+from tests.model.channels import channel_of
 from tests.model.finality import MemoryFinality
 from tests.model.rows import (
     MemoryCall,
@@ -29,6 +30,7 @@ from tests.model.settling import Dropped
 from tollway.audit_log import AuditOrigin
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, TxHash
+from tollway.ledger.channels import ChannelState
 from tollway.ledger.claims import (
     NonceKey,
     check_claim,
@@ -160,6 +162,7 @@ class MemoryLedger(MemoryFinality):
             unfinal_units=sum_unfinal(self._rows.payments.values()),
             now_ms=self._now_ms(),
             authorizations=known_authorizations(self._rows),
+            channels=self.channels(),
         )
         if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
             held_units = decision.outcome.held_units + held_of(self._rows.calls.values(), claim.payment_id)
@@ -182,6 +185,7 @@ class MemoryLedger(MemoryFinality):
             quantities=None if claim.metering is None else "",
         )
         self._note_authorization(claim)
+        self._note_voucher(claim)
         return decision.outcome
 
     async def close(self, close: Close) -> Closed | Fenced:
@@ -199,6 +203,8 @@ class MemoryLedger(MemoryFinality):
             return Fenced()
         if close.after is CallState.CONSUMED and is_unpaid(call):
             return Fenced()
+        name = channel_of(call.claim)
+        before = None if name is None else self._rows.channels[name]
         self._move(call, close.after)
         goes_back = close.after is CallState.CONSUMED and close.upstream_status is None
         if not goes_back:
@@ -209,9 +215,12 @@ class MemoryLedger(MemoryFinality):
             call.cut = "cut"
         if close.finish is not None:
             self.finish(close.finish)
+        if before is not None:
+            self._announce_measured(before, call)
         return Closed(
             remaining_units=self._rest_of(call),
             is_reorged=call.state is CallState.REORGED,
+            announced=None if name is None else self._rows.channels[name].announced,
             moved_ms=call.moved_ms,
         )
 
@@ -296,6 +305,8 @@ class MemoryLedger(MemoryFinality):
         call = self._rows.calls.get(call_id)
         if call is None or call.state is not CallState.UNKNOWN:
             return None
+        if call.claim.channel is not None and outcome is CallState.CONSUMED:
+            return None
         after, held = decide_resolution(outcome, is_unpaid=is_unpaid(call)), self._held_by(call)
         self._move(call, after)
         if call.is_unmeasured:
@@ -359,6 +370,7 @@ class MemoryLedger(MemoryFinality):
         for account in sorted(owed.keys() | self._rows.debts.keys()):
             if owed.get(account, 0) != self._rows.debts.get(account, 0):
                 wrong.append(f"the debt of {account}")
+        wrong += self._wrong_channels()
         undecided = [one.claim for one in self._rows.calls.values() if one.state in UNDECIDED]
         undecided.sort(key=lambda claim: (claim.created_ms, claim.call_id))
         return AuditReport(
@@ -399,7 +411,12 @@ class MemoryLedger(MemoryFinality):
         self._answer()
         self._rows.restored_ms = origin.at_ms
         self._rows.payments = {
-            key: replace(payment, is_held=True) for key, payment in self._rows.payments.items()
+            key: replace(payment, is_held=payment.is_held or not payment.is_escrow)
+            for key, payment in self._rows.payments.items()
+        }
+        self._rows.channels = {
+            name: replace(channel, state=ChannelState.DRAINING)
+            for name, channel in self._rows.channels.items()
         }
 
     async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: AuditOrigin) -> int:
@@ -446,7 +463,10 @@ class MemoryLedger(MemoryFinality):
             is_held=old is not None and old.is_held and self._rows.restored_ms is not None,
             calls=old.calls if old is not None else 0,
             is_authorized=old is not None and old.is_authorized,
+            is_escrow=old is not None and old.is_escrow,
         )
+        if old is not None and old.is_escrow:
+            self._recount_deposits(old, block_number=new.block_number, now_ms=now_ms)
         self._rows.recorded_ms.setdefault(payment_id, now_ms)
         self._rows.checked_ms[payment_id] = 0
         return payment_id, True

@@ -39,7 +39,9 @@ class MemoryMoves(MemoryStatement):
         debtors = [
             call
             for call in reversed(self._newest_first())
-            if call.state is CallState.REORGED and find_account(call.claim) == account
+            if call.state is CallState.REORGED
+            and call.claim.channel is None
+            and find_account(call.claim) == account
         ]
         for call in debtors[: self._limits.moved_calls_max]:
             for payment in find_credits(self._rows, account):
@@ -92,6 +94,8 @@ class MemoryMoves(MemoryStatement):
                 call.state, call.moved_ms = CallState.CONSUMED, self._now_ms()
 
     def _add_debt(self, call: MemoryCall, units: int) -> None:
+        if call.claim.channel is not None:
+            return
         account = find_account(call.claim)
         self._rows.debts[account] = self._rows.debts.get(account, 0) + units
 

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from tests.model.rows import MemoryCall
-from tests.model.settling import MemorySettling
+from tests.model.channels import channel_of
+from tests.model.rows import MemoryAuthorization, MemoryCall
+from tests.model.settling import MemorySettling, settled_account
 from tollway.ids import CallId, TxHash
 from tollway.ledger.claims import find_account
 from tollway.ledger.records import (
@@ -26,6 +27,9 @@ class MemoryRelocation(MemorySettling):
             for held in self._rows.authorizations.values()
             if self._rows.calls[held.call_id].claim.payment_id == payment_id
         ]
+        payment = self._rows.payments.get(payment_id)
+        if payment is not None and not found:
+            found = [deposit.held for deposit in self._deposits_in(payment)]
         found.sort(key=lambda held: held.call_id)
         return tuple(map(self._authorized, found[:limit]))
 
@@ -67,6 +71,9 @@ class MemoryRelocation(MemorySettling):
         own = self._rows.calls[call_id]
         held = self._held_by(own)
         assert held is not None
+        if own.claim.channel is not None:
+            self._move_deposit(own, held, from_id, transfer, now_ms=now_ms)
+            return
         units, is_bought = own.claim.price_units, own.state is not CallState.RELEASED
         to_id = self._add_settled(own, transfer, is_bought=is_bought, now_ms=now_ms)
         self._bring_back(to_id, transfer, now_ms=now_ms)
@@ -83,8 +90,35 @@ class MemoryRelocation(MemorySettling):
         self._rows.payments[to_id] = replace(there, is_held=there.is_held or left.is_held)
         held.transfer, held.settled_block = transfer.tx_hash, transfer.block_number
 
+    def _move_deposit(
+        self,
+        own: MemoryCall,
+        held: MemoryAuthorization,
+        from_id: int,
+        transfer: SettledTransfer,
+        *,
+        now_ms: int,
+    ) -> None:
+        units, left = held.authorization.base_units, self._rows.payments[from_id]
+        to_id = self._add_settled(own, transfer, is_bought=False, now_ms=now_ms)
+        there = self._rows.payments[to_id]
+        if there.state is PaymentState.GONE:
+            self._bring_back(to_id, transfer, now_ms=now_ms)
+            self._recount_deposits(there, block_number=transfer.block_number, now_ms=now_ms)
+        self._rows.payments[from_id] = replace(left, value_units=left.value_units - units)
+        name = channel_of(own.claim)
+        assert name is not None
+        if left.state is not PaymentState.GONE:
+            self._shift_deposit(name, transfer.block_number)
+        else:
+            self._count_deposit(name, units, block_number=transfer.block_number, now_ms=now_ms)
+        there = self._rows.payments[to_id]
+        self._rows.payments[to_id] = replace(there, is_held=there.is_held or left.is_held)
+        held.transfer, held.settled_block = transfer.tx_hash, transfer.block_number
+        own.moved_ms = now_ms
+
     def _payment_of(self, call: MemoryCall, tx_hash: TxHash) -> Payment:
-        place = (*find_account(call.claim), tx_hash)
+        place = (*settled_account(call.claim), tx_hash)
         (found,) = [
             one
             for one in self._rows.payments.values()

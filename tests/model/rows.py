@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ledger.channels import Channel, ChannelName
 from tollway.ledger.claims import (
     CreditAccount,
     KnownAuthorization,
@@ -131,6 +132,7 @@ class MemoryRows:
     gone_ms: dict[int, int] = field(default_factory=dict)
     debts: dict[CreditAccount, int] = field(default_factory=dict)
     calls: dict[CallId, MemoryCall] = field(default_factory=dict)
+    channels: dict[ChannelName, Channel] = field(default_factory=dict)
     authorizations: dict[AuthorizationKey, MemoryAuthorization] = field(default_factory=dict)
     attempts: dict[tuple[ChainId, TxHash], MemoryAttempt] = field(default_factory=dict)
     lanes: dict[tuple[ChainId, Address], int] = field(default_factory=dict)
@@ -163,7 +165,7 @@ def debts_of(calls: Iterable[MemoryCall]) -> dict[CreditAccount, int]:
     """What the calls lack, by account: the kept debts must be equal."""
     owed: dict[CreditAccount, int] = {}
     for call in calls:
-        if call.state is CallState.REORGED:
+        if call.state is CallState.REORGED and call.claim.channel is None:
             account = find_account(call.claim)
             owed[account] = owed.get(account, 0) + owed_units(call)
     return owed
@@ -255,6 +257,7 @@ def known_authorizations(rows: MemoryRows) -> list[KnownAuthorization]:
             price_units=rows.calls[held.call_id].claim.price_units,
             settled_block=held.settled_block,
             valid_before=held.authorization.valid_before,
+            deposit_units=held.authorization.base_units if held.authorization.deposit else 0,
         )
         for key, held in rows.authorizations.items()
     ]
@@ -371,7 +374,8 @@ def call_record(call: MemoryCall, *, unknown_hold_ms: int) -> CallRecord:
         chain_id=claim.chain_id,
         asset=claim.asset,
         decimals=claim.decimals or 0,
-        tx_hash=claim.tx_hash,
+        tx_hash=None if call.rail is Rail.CHANNEL else claim.tx_hash,
+        channel_id=None if claim.channel is None or claim.payment_id is None else claim.channel.channel_id,
         pay_to=claim.pay_to,
         http_status=close.http_status if close else None,
         upstream_status=close.upstream_status if close else None,

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from tests.model.moves import MemoryMoves
+from tests.model.channels import MemoryChannels, channel_of
 from tests.model.rows import (
     MemoryAuthorization,
     MemoryCall,
@@ -17,7 +17,8 @@ from tests.model.rows import (
 )
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId
-from tollway.ledger.claims import find_account
+from tollway.ledger.channels import ChannelName
+from tollway.ledger.claims import CreditAccount, find_account
 from tollway.ledger.ledger import POSTPONED_MS_MAX, Claim, Close, Closed, Fenced, Finish, NonceUnavailable
 from tollway.ledger.records import (
     AuthorizationKey,
@@ -44,7 +45,7 @@ class Dropped(NamedTuple):
     close: Close | None
 
 
-class MemorySettling(MemoryMoves):
+class MemorySettling(MemoryChannels):
     """Keeps what `Ledger` promises about authorisations."""
 
     def __init__(
@@ -245,28 +246,50 @@ class MemorySettling(MemoryMoves):
         self, call: MemoryCall, transfer: SettledTransfer, ending: SettlementEnd, *, now_ms: int
     ) -> None:
         is_bought = ending is not SettlementEnd.CREDIT
-        payment_id = self._add_settled(call, transfer, is_bought=is_bought, now_ms=now_ms)
+        name = channel_of(call.claim)
+        if name is not None:
+            payment_id = self._book_deposit(call, transfer, name, now_ms=now_ms)
+        else:
+            payment_id = self._add_settled(call, transfer, is_bought=is_bought, now_ms=now_ms)
         call.claim = replace(call.claim, payment_id=payment_id, tx_hash=transfer.tx_hash)
         if not is_bought:
             self._move(call, CallState.RELEASED)
             return
-        self._hold(call, {payment_id: call.claim.price_units})
+        self._hold(call, {payment_id: self._covered_units(call, payment_id)})
         self._move(call, CallState.CONSUMED)
         if ending is SettlementEnd.LOST:
             call.cut = "cut"
 
+    def _book_deposit(
+        self, call: MemoryCall, transfer: SettledTransfer, name: ChannelName, *, now_ms: int
+    ) -> int:
+        """Returns the payment of the channel, which pays the call."""
+        self._add_settled(call, transfer, is_bought=False, now_ms=now_ms)
+        assert call.claim.authorization is not None
+        units = call.claim.authorization.base_units
+        self._count_deposit(name, units, block_number=transfer.block_number, now_ms=now_ms)
+        return self._rows.channels[name].payment_id
+
+    def _covered_units(self, call: MemoryCall, payment_id: int) -> int:
+        """What the channel has left of a call's price; another payment has all of it."""
+        name = channel_of(call.claim)
+        if name is None:
+            return call.claim.price_units
+        channel = self._channel(name)
+        return min(call.claim.price_units, max(0, channel.balance_units - channel.taken_units))
+
     def _check_sum(self, call: MemoryCall, transfer: SettledTransfer) -> None:
         """Raises `StorageUnavailable` where the payment would be worth more than 2^63 - 1."""
-        settled = (*find_account(call.claim), transfer.tx_hash)
+        settled, units = (*settled_account(call.claim), transfer.tx_hash), settled_units(call.claim)
         for old in self._rows.payments.values():
             named = (old.chain_id, old.asset, old.payer, old.payee, old.tx_hash)
-            if named == settled and old.value_units + call.claim.price_units > UNITS_MAX:
+            if named == settled and old.value_units + units > UNITS_MAX:
                 raise StorageUnavailable
 
     def _add_settled(
         self, call: MemoryCall, transfer: SettledTransfer, *, is_bought: bool, now_ms: int
     ) -> int:
-        account, price_units = find_account(call.claim), call.claim.price_units
+        account, price_units = settled_account(call.claim), settled_units(call.claim)
         for old in self._rows.payments.values():
             if (old.chain_id, old.asset, old.payer, old.payee, old.tx_hash) == (*account, transfer.tx_hash):
                 self._rows.payments[old.id] = replace(
@@ -293,6 +316,7 @@ class MemorySettling(MemoryMoves):
             block_time=transfer.block_time,
             calls=int(is_bought),
             is_authorized=True,
+            is_escrow=call.claim.channel is not None,
         )
         self._rows.recorded_ms[payment_id] = now_ms
         self._rows.checked_ms[payment_id] = 0
@@ -341,3 +365,15 @@ class MemorySettling(MemoryMoves):
             idempotency_key=claim.idempotency_key,
             client_network=claim.client_network,
         )
+
+
+def settled_account(claim: Claim) -> CreditAccount:
+    """The account of the transfer: a deposit pays the collector."""
+    deposit = claim.authorization if claim.channel is not None else None
+    account = find_account(claim)
+    return account if deposit is None else account._replace(payee=deposit.payee)
+
+
+def settled_units(claim: Claim) -> int:
+    deposit = claim.authorization if claim.channel is not None else None
+    return claim.price_units if deposit is None else deposit.base_units

@@ -8,8 +8,9 @@ as calls of every other payment do. This module adds what vouchers need:
     ceiling      the cumulative sum of a voucher: announced + the maximum of its call
     published    the highest ceiling that stood in a transaction of the gateway; such a voucher buys nothing
 
-Laws, at rest: totalClaimed <= taken <= announced <= ceiling of the candidate, and taken <= balance. The head of a call charges what `taken` exceeds
-`announced` by: a stream charges its maximum at its head, and the following calls charge less until the two are equal again.
+Laws, at rest: totalClaimed <= taken <= balance, and taken + lacking <= announced <= ceiling of the candidate. The head of a call charges what taken and lacking
+exceed `announced` by: a stream charges its maximum at its head, and the following calls charge less until the two are equal again. A balance that falls below what was
+taken makes calls `reorged`, and what they lack stays announced: the next balance pays it.
 
 One call at a time: the claim reserves the channel for its call, and the end of that call ends the reservation. A call of unknown outcome keeps its
 reservation until it is released; the next voucher releases it. Amounts are base units of the token, which has at most `LEDGER_DECIMALS_MAX`
@@ -17,12 +18,19 @@ decimals, so they are ledger units too.
 Source: x402 specification, schemes/batch-settlement (EVM).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
-from tollway.chain.channel_contract import ChannelConfig
+from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, ChannelConfig
 from tollway.ids import CallId, ChainId, ChannelId
 from tollway.ledger.records import CallState
+
+
+class ChannelName(NamedTuple):
+    chain_id: ChainId
+    channel_id: ChannelId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +71,11 @@ class ChannelState(StrEnum):
 class Channel:
     """A channel in the ledger. `key`: the number of its row. `payment_id`: the payment row that has its balance.
 
-    `balance_units`: the deposits that count, less refunds and withdrawals. `taken_units`: what calls owe, and what was claimed before the first of them. Both
-    are those of the payment, and `start_units`. `spent`: the newest voucher whose ceiling is announced, which a claim may show; `waiting`: the voucher that
+    `balance_units`: the deposits that count, less refunds and withdrawals: the balance of `facts`, which a concluded deposit raises. `taken_units`: what calls owe,
+    and `start_units`, what was claimed before the first of them. The payment has both without `start_units`, and a value of at least what its calls hold. `lacking_units`: what its `reorged` calls owe beyond
+    that, because the balance does not cover it. `spent`: the newest voucher whose ceiling is announced, which a claim may show; `waiting`: the voucher that
     becomes `spent` once its ceiling is announced; `candidate`: the newest voucher. `published`: see the module. `reserved_call`: the call that
-    has the channel, with its state. `facts`: the chain as it was read last; the balance of the payment may be newer."""
+    has the channel, with its state. `facts`: the chain as it was read last, with the deposits that are known since."""
 
     key: int
     id: ChannelId
@@ -76,6 +85,7 @@ class Channel:
     start_units: int
     balance_units: int
     taken_units: int
+    lacking_units: int = 0
     announced: int
     published: int
     spent: Voucher | None
@@ -85,6 +95,10 @@ class Channel:
     state: ChannelState
     reserved_call: CallId | None
     reserved_state: CallState | None
+
+    @property
+    def name(self) -> ChannelName:
+        return ChannelName(self.chain_id, self.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +166,98 @@ def decide_voucher(channel: Channel, shown: ChannelClaim, *, price_units: int) -
 def announce_charge(channel: Channel, *, taken_units: int) -> int:
     """The announced sum after a head that charges its call. `taken_units`: with what that call owes. The head charges the difference."""
     return max(channel.announced, taken_units)
+
+
+def reserve_channel(channel: Channel, shown: ChannelClaim, call_id: CallId, *, price_units: int) -> Channel:
+    """The channel after a granted claim. A claim with a deposit takes nothing until the deposit is concluded."""
+    known = Vouchers(spent=channel.spent, waiting=channel.waiting, candidate=channel.candidate)
+    stored = store_voucher(known, shown.voucher, announced=channel.announced)
+    taken_now = 0 if shown.deposit_units else price_units
+    return replace(
+        channel,
+        taken_units=channel.taken_units + taken_now,
+        spent=stored.spent,
+        waiting=stored.waiting,
+        candidate=stored.candidate,
+        reserved_call=call_id,
+        reserved_state=CallState.FORWARDING,
+    )
+
+
+def move_call(channel: Channel, call_id: CallId, after: CallState, *, charged_units: int) -> Channel:
+    """The channel after a move of one of its calls. `charged_units`: what its calls owe after the move, with all of this one. A call without the reservation runs again,
+    and its first head has announced its charge."""
+    if channel.reserved_call != call_id:
+        return channel
+    if after in (CallState.FORWARDING, CallState.SETTLING, CallState.UNKNOWN):
+        return replace(channel, reserved_state=after)
+    is_charged = after in (CallState.CONSUMED, CallState.REORGED)
+    announced = announce_charge(channel, taken_units=charged_units) if is_charged else channel.announced
+    return replace(channel, announced=announced, reserved_call=None, reserved_state=None)
+
+
+def read_facts(channel: Channel, facts: ChannelFacts) -> Channel | None:
+    """The channel with what a block says of it; None where an earlier block says it. Its calls are not changed yet."""
+    if facts.block_number < channel.facts.block_number:
+        return None
+    state = channel.state
+    if state is not ChannelState.DRAINING:
+        state = ChannelState.WITHDRAWING if facts.withdrawal_since_s else ChannelState.OPEN
+    return replace(channel, facts=facts, balance_units=facts.balance, state=state)
+
+
+def count_lost_claims(channel: Channel) -> Channel:
+    """The channel where the chain has claimed more than its calls owe: the ledger has lost calls, in a restore. Their sum counts as claimed before the first call, and the
+    channel takes no call any more."""
+    lost_units = channel.facts.total_claimed - channel.taken_units
+    if lost_units <= 0:
+        return channel
+    return replace(
+        channel,
+        start_units=channel.start_units + lost_units,
+        taken_units=channel.facts.total_claimed,
+        announced=max(channel.announced, channel.facts.total_claimed),
+        state=ChannelState.DRAINING,
+    )
+
+
+def move_deposit(channel: Channel, *, block_number: int) -> Channel:
+    """The channel after a counted deposit has moved to another block."""
+    facts = replace(channel.facts, block_number=max(channel.facts.block_number, block_number))
+    return replace(channel, facts=facts)
+
+
+def add_deposit(channel: Channel, units: int, *, block_number: int) -> Channel:
+    """The channel after a deposit of that block. Facts of that block or a later one have counted it."""
+    if block_number <= channel.facts.block_number:
+        return channel
+    facts = replace(channel.facts, balance=channel.facts.balance + units, block_number=block_number)
+    return replace(channel, facts=facts, balance_units=facts.balance)
+
+
+def remove_deposit(channel: Channel, units: int, *, block_number: int, counted_block: int) -> Channel:
+    """The channel after a deposit of that block has left the chain. What is known of the chain goes back to the block before, but not below `counted_block`, the latest
+    block of its other deposits. Facts of an earlier block have not counted it."""
+    if block_number > channel.facts.block_number:
+        return channel
+    known_block = min(channel.facts.block_number, max(block_number - 1, counted_block))
+    balance = max(0, channel.facts.balance - units)
+    facts = replace(
+        channel.facts,
+        balance=balance,
+        total_claimed=min(channel.facts.total_claimed, balance),
+        block_number=known_block,
+    )
+    return replace(channel, facts=facts, balance_units=balance)
+
+
+def spread_units(missing: Sequence[int], units: int) -> list[int]:
+    """How many of the units each of these gets, in order: as many as it lacks, until none is left."""
+    given = []
+    for lacks in missing:
+        given.append(min(lacks, units))
+        units -= given[-1]
+    return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

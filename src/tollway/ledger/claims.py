@@ -9,6 +9,9 @@ grant it (`storage/ledger/plain_writes`). The filter refuses no claim: every oth
 A balance on the chain is read at a block. Authorisations count against it while their calls run, settle or may run again, and if
 they were settled after that block. So fifty authorisations on one balance pay for no more than it covers. A call that runs again
 needs no cover of its own, because its authorisation has counted since its first claim.
+
+A voucher pays from the balance of its channel (`ledger/channels.decide_voucher`); no other payment helps. A deposit is an authorisation that moves more
+than its call costs: all of it counts against the balance on the chain.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,6 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tollway.ids import METHOD_LENGTH_MAX, Address, CallId, ChainId, TxHash, is_storable
+from tollway.ledger.channels import Channel, ChannelClaim, ChannelName, decide_voucher, reserve_channel
 from tollway.ledger.ledger import (
     AuthorizationTaken,
     Claim,
@@ -69,7 +73,8 @@ class PayerAccount(NamedTuple):
 class KnownAuthorization:
     """An authorisation in the ledger, with the state of the call that claimed it last.
 
-    `settled_block`: the block of its transfer; None before the settlement. `valid_before`: unix seconds.
+    `settled_block`: the block of its transfer; None before the settlement. `valid_before`: unix seconds. `deposit_units`: what it moves, where it is a
+    deposit; another one moves the price.
     """
 
     key: AuthorizationKey
@@ -78,6 +83,11 @@ class KnownAuthorization:
     price_units: int
     settled_block: int | None
     valid_before: int
+    deposit_units: int = 0
+
+    @property
+    def moved_units(self) -> int:
+        return self.deposit_units or self.price_units
 
     @property
     def is_free(self) -> bool:
@@ -120,13 +130,14 @@ class PendingAuthorizations:
             return AuthorizationTaken(call_id=known.call_id, state=known.state)
         wallet = payer_account_of(authorization.key)
         held_units = self.held_units(wallet, cover, now_s=now_s) if cover is not None else 0
-        if cover is None or cover.balance_units < price_units + held_units:
+        moved_units = price_units if authorization.deposit is None else authorization.base_units
+        if cover is None or cover.balance_units < moved_units + held_units:
             return NotCovered(held_units=held_units)
         return None
 
     def held_units(self, wallet: PayerAccount, cover: Cover, *, now_s: int) -> int:
         known = self._wallets.get(wallet, {}).values()
-        return sum(one.price_units for one in known if one.counts_against(cover, now_s=now_s))
+        return sum(one.moved_units for one in known if one.counts_against(cover, now_s=now_s))
 
     def running_units(self, wallet: PayerAccount, *, now_s: int) -> int:
         known = self._wallets.get(wallet, {}).values()
@@ -141,6 +152,7 @@ class PendingAuthorizations:
                 price_units=price_units,
                 settled_block=None,
                 valid_before=authorization.valid_before,
+                deposit_units=0 if authorization.deposit is None else authorization.base_units,
             )
         )
 
@@ -196,6 +208,7 @@ def decide_claims(
     unfinal_units: Mapping[PayerAccount, int],
     now_ms: int,
     authorizations: Iterable[KnownAuthorization] = (),
+    channels: Mapping[ChannelName, Channel] = MappingProxyType({}),
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
     """Decides each claim as if the claims before it were already written.
 
@@ -208,7 +221,7 @@ def decide_claims(
     entry has no maximum. `unfinal_units`: the units taken from all unfinal payments of each account of `find_limited_accounts`.
     `now_ms`: the time of the batch, by the clock that all gateways share; the clock of a single gateway decides nothing.
     `authorizations`: the claimed authorisations that are known, and all authorisations of their wallets that run, settle, may run
-    again, or were settled after the block of their cover.
+    again, or were settled after the block of their cover. `channels`: those of the claims, as they are now. Their payments are among `payments`.
     """
     batch = _BatchDecision(
         payments,
@@ -220,6 +233,7 @@ def decide_claims(
         unfinal_units,
         now_ms,
         PendingAuthorizations(authorizations),
+        channels,
     )
     decisions = tuple(batch.decide(claim) for claim in claims)
     return decisions, batch.debits()
@@ -267,6 +281,11 @@ def find_account(claim: Claim) -> CreditAccount:
     return CreditAccount(claim.chain_id, claim.asset, claim.payer, claim.pay_to)
 
 
+def channel_name(claim: Claim, shown: ChannelClaim) -> ChannelName:
+    assert claim.chain_id is not None
+    return ChannelName(claim.chain_id, shown.channel_id)
+
+
 def nonce_key(claim: Claim) -> NonceKey | None:
     if claim.nonce is None or claim.chain_id is None or claim.tx_hash is None:
         return None
@@ -302,13 +321,45 @@ def check_claim(claim: Claim) -> None:
     authorization = claim.authorization
     if (authorization is None) != (claim.cover is None) or (authorization and claim.payment_id is not None):
         raise ValueError("a call is paid by a payment, or by an authorisation with its cover")
+    if claim.channel is not None:
+        _check_channel(claim, claim.channel)
+        return
     if authorization is None:
         return
+    if authorization.deposit is not None:
+        raise ValueError("a deposit pays with the voucher of its channel")
     named = (claim.chain_id, claim.asset, claim.payer, claim.pay_to)
     if named != (authorization.chain_id, authorization.asset, authorization.payer, authorization.payee):
         raise ValueError("the claim and its authorisation name different payments")
     if authorization.base_units != claim.price_units * 10 ** max(0, claim.decimals - LEDGER_DECIMALS_MAX):
         raise ValueError("an authorisation pays the price to the unit")
+
+
+def _check_channel(claim: Claim, shown: ChannelClaim) -> None:
+    """The units of a channel are those of its token, so the claim and the deposit count alike."""
+    if claim.nonce is not None or claim.is_plain or claim.ends_plain or claim.is_first_price:
+        raise ValueError("a voucher has no proof of a transaction")
+    if None in (claim.payer, claim.chain_id, claim.asset, claim.pay_to):
+        raise ValueError("a channel names its payer, chain, token and receiver")
+    if claim.decimals > LEDGER_DECIMALS_MAX:
+        raise ValueError(f"the token of a channel has at most {LEDGER_DECIMALS_MAX} decimals")
+    for units in (shown.voucher.ceiling, shown.deposit_units, shown.unclaimed_max):
+        check_units(units)
+    authorization = claim.authorization
+    if authorization is None:
+        if claim.payment_id is None or shown.deposit_units:
+            raise ValueError("a voucher alone names the payment of its channel, and no deposit")
+        return
+    deposit = authorization.deposit
+    if deposit is None or shown.deposit_units == 0:
+        raise ValueError("beside a voucher an authorisation pays a deposit")
+    if (authorization.base_units, deposit.channel_id) != (shown.deposit_units, shown.channel_id):
+        raise ValueError("the claim and its deposit name different channels or amounts")
+    config = deposit.config
+    named = (claim.chain_id, claim.asset, claim.payer, claim.payer, claim.pay_to, authorization.token)
+    paid = (authorization.chain_id, authorization.asset, authorization.payer, config.payer)
+    if named != (*paid, config.receiver, config.token):
+        raise ValueError("the claim and its deposit name different accounts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,6 +401,7 @@ def is_claim_alone_plain(claim: Claim, limited: Collection[str]) -> bool:
     """The guards of a plain claim that read only the claim and the currencies whose unfinal value has a maximum. A free call needs no other guard."""
     return (
         claim.authorization is None
+        and claim.channel is None
         and claim.metering is None
         and claim.idempotency_key is None
         and not claim.is_first_price
@@ -435,8 +487,10 @@ class _BatchDecision:
         unfinal_units: Mapping[PayerAccount, int],
         now_ms: int,
         authorizations: PendingAuthorizations,
+        channels: Mapping[ChannelName, Channel],
     ) -> None:
         self._authorizations = authorizations
+        self._channels = channels
         self._balances = {payment.id: _PaymentBalance(payment) for payment in payments}
         self._nonces = dict(nonces)
         self._keys = dict(keys)
@@ -475,6 +529,8 @@ class _BatchDecision:
             self._repeats.pop(RequestName(claim.payment_id, claim.digest), None)
 
     def _decide(self, claim: Claim) -> Decision:
+        if claim.channel is not None:
+            return self._decide_channel(claim, claim.channel)
         if claim.authorization is not None:
             return self._decide_authorized(claim, claim.authorization)
         if claim.payment_id is None:
@@ -511,6 +567,45 @@ class _BatchDecision:
             return _refused(claim, UnfinalLimit())
         self._authorizations.grant(authorization, call_id=claim.call_id, price_units=price_units)
         return _granted(claim, {}, remaining_units=0, rail=rail_of(authorization.dialect))
+
+    def _decide_channel(self, claim: Claim, shown: ChannelClaim) -> Decision:
+        """A deposit that pays another call comes first: its call answers a repeat, and the voucher beside it is that of the first time."""
+        authorization, refusal = claim.authorization, None
+        if authorization is not None:
+            refusal = self._authorizations.refuse(
+                authorization,
+                cover=claim.cover,
+                price_units=claim.price_units,
+                now_s=self._now_ms // 1000,
+            )
+            if isinstance(refusal, AuthorizationTaken):
+                return _refused(claim, refusal)
+        name = channel_name(claim, shown)
+        channel = self._channels.get(name)
+        if channel is None or channel.config.payer != claim.payer or channel.config.receiver != claim.pay_to:
+            return _refused(claim, Unspendable(is_held=False))
+        if authorization is None and claim.payment_id != channel.payment_id:
+            return _refused(claim, Unspendable(is_held=False))
+        of_voucher = decide_voucher(channel, shown, price_units=claim.price_units)
+        if of_voucher is not None or refusal is not None:
+            return _refused(claim, of_voucher or refusal or Unspendable(is_held=False))
+        reserved = reserve_channel(channel, shown, claim.call_id, price_units=claim.price_units)
+        self._channels = {**self._channels, name: reserved}
+        return self._grant_channel(claim, reserved, ceiling=shown.voucher.ceiling)
+
+    def _grant_channel(self, claim: Claim, channel: Channel, *, ceiling: int) -> Decision:
+        if claim.authorization is not None:
+            self._authorizations.grant(
+                claim.authorization, call_id=claim.call_id, price_units=claim.price_units
+            )
+            left_units = channel.balance_units + claim.authorization.base_units - ceiling
+            return _granted(claim, {}, remaining_units=left_units, rail=Rail.CHANNEL)
+        balance = self._balances[channel.payment_id]
+        balance.calls += 1
+        balance.taken_units += claim.price_units
+        self._touched[channel.payment_id] = balance
+        parts = {channel.payment_id: claim.price_units}
+        return _granted(claim, parts, remaining_units=channel.balance_units - ceiling, rail=Rail.CHANNEL)
 
     def debits(self) -> tuple[Debit, ...]:
         return tuple(

@@ -80,6 +80,8 @@ class Rail(StrEnum):
 
 
 AUTHORIZED_RAILS = frozenset({Rail.X402, Rail.MPP})
+SETTLED_RAILS = AUTHORIZED_RAILS | {Rail.CHANNEL}
+"""Rails whose call may have no payment before a transfer is settled: that of an authorisation, or of the deposit with a voucher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,7 @@ class Payment:
     nodes of the chain, until they agree.
     `calls`: the number of claims ever granted on it. The value of a `gone` payment is what its running calls hold.
     `is_authorized`: settled authorisations of this gateway moved it. Its value is the sum of their amounts; the verifier never
-    accepts such a transfer as a `tx` payment.
+    accepts such a transfer as a `tx` payment. `is_escrow`: the balance of a channel, or a deposit into one. It is never credit.
     """
 
     id: int
@@ -124,6 +126,7 @@ class Payment:
     is_held: bool = False
     calls: int = 0
     is_authorized: bool = False
+    is_escrow: bool = False
 
     @property
     def remaining_units(self) -> int:
@@ -208,6 +211,8 @@ class CallRecord:
     metering: str | None = None
     """Of a metered call its price, once that is known, the quantities behind it, and its formulas; `price` and `price_units` are then its maximum.
     `quantities` is empty until the price is known. None at a fixed price."""
+    channel_id: bytes | None = None
+    """The channel of a call that a voucher pays, once its deposit is concluded, where it has one. It has no `tx_hash`."""
 
     @property
     def due_units(self) -> int:

@@ -4,7 +4,8 @@ Plain functions over a connection; `ledger_batch`, `settlement`, `recovery` and 
 On PostgreSQL, claims on one wallet's balance take an advisory lock before every other lock of a batch; SQLite has one writer.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
@@ -22,16 +23,25 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
-from tollway.ledger.claims import CreditAccount, KnownAuthorization, PayerAccount, payer_account_of
+from tollway.ledger.channels import ChannelName
+from tollway.ledger.claims import (
+    CreditAccount,
+    KnownAuthorization,
+    PayerAccount,
+    channel_name,
+    payer_account_of,
+)
 from tollway.ledger.ledger import POSTPONED_MS_MAX, Claim
 from tollway.ledger.records import (
     Authorization,
     AuthorizationKey,
     AuthorizedCall,
     CallState,
+    ChannelDeposit,
     Dialect,
 )
 from tollway.storage.engine.advisory_locks import take_advisory_locks
+from tollway.storage.ledger.channel_rows import read_channels
 from tollway.storage.ledger.idempotency import has_stored_response
 from tollway.storage.ledger.ledger_tables import MOVING, authorization_table, call_table, call_terms_table
 from tollway.storage.ledger.locked_rows import check_count
@@ -50,14 +60,14 @@ def find_authorized_call(
         columns.payer == key.payer,
     )
     row = connection.execute(query).first()
-    return None if row is None else _parse_authorized(row)
+    return None if row is None else _parse_each(connection, [row])[0]
 
 
 def read_authorized(
     connection: Connection, *, which: ColumnElement[bool], limit: int, responded_since_ms: int
 ) -> tuple[AuthorizedCall, ...]:
     query = _authorized_query(responded_since_ms).where(which).order_by(call_table.c.id).limit(limit)
-    return tuple(map(_parse_authorized, connection.execute(query)))
+    return tuple(_parse_each(connection, connection.execute(query).all()))
 
 
 def take_unsettled(
@@ -88,7 +98,7 @@ def take_unsettled(
         return ()
     connection.execute(update(authorization_table).where(columns.call_id.in_(ids)).values(looked_ms=now_ms))
     query = _authorized_query(responded_since_ms).where(columns.call_id.in_(ids))
-    found = {row.call_id: _parse_authorized(row) for row in connection.execute(query)}
+    found = {one.call_id: one for one in _parse_each(connection, connection.execute(query).all())}
     return tuple(found[call_id] for call_id in ids)
 
 
@@ -137,6 +147,8 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
         columns.call_id,
         columns.settled_block,
         columns.valid_before,
+        columns.channel_id,
+        columns.base_units,
         calls.state,
         calls.price_units,
     ).join(call_table, calls.id == columns.call_id)
@@ -153,6 +165,7 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
                 price_units=row.price_units,
                 settled_block=row.settled_block,
                 valid_before=int(row.valid_before),
+                deposit_units=0 if row.channel_id is None else int(row.base_units),
             )
     return list(found.values())
 
@@ -181,15 +194,18 @@ def _settled_since(claims: Iterable[Claim]) -> list[ColumnElement[bool]]:
 
 
 def write_claimed(
-    connection: Connection, claims: Iterable[Claim], known: Iterable[KnownAuthorization]
+    connection: Connection,
+    claims: Iterable[Claim],
+    known: Iterable[KnownAuthorization],
+    channel_keys: Mapping[ChannelName, int],
 ) -> None:
-    """Writes the authorisations of granted claims. A known authorisation moves from its released call to the new one."""
+    """Writes the authorisations of granted claims. A known authorisation moves from its released call to the new one. `channel_keys`: of the channels of deposits."""
     before = {one.key: one.call_id for one in known}
     fresh, moved = [], []
     for claim in claims:
         if claim.authorization is None:
             continue
-        row, earlier = _claimed_row(claim), before.get(claim.authorization.key)
+        row, earlier = _claimed_row(claim, channel_keys), before.get(claim.authorization.key)
         if earlier is None:
             fresh.append(row)
         else:
@@ -261,6 +277,23 @@ def _authorized_query(responded_since_ms: int) -> Select[Any]:
     )
 
 
+def _parse_each(connection: Connection, rows: Sequence[Row[Any]]) -> list[AuthorizedCall]:
+    """Reads the channels of deposits; none for other authorisations."""
+    keys = {row.channel_id for row in rows if row.channel_id is not None}
+    channels = read_channels(connection, keys)
+    found = []
+    for row in rows:
+        call = _parse_authorized(row)
+        if row.channel_id is not None:
+            channel = channels[row.channel_id]
+            deposit = ChannelDeposit(
+                config=channel.config, channel_id=channel.id, salt=bytes(row.deposit_salt)
+            )
+            call = replace(call, authorization=replace(call.authorization, deposit=deposit))
+        found.append(call)
+    return found
+
+
 def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
     state = CallState(row.state)
     return AuthorizedCall(
@@ -298,10 +331,11 @@ def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
     )
 
 
-def _claimed_row(claim: Claim) -> dict[str, object]:
+def _claimed_row(claim: Claim, channel_keys: Mapping[ChannelName, int]) -> dict[str, object]:
     authorization, cover = claim.authorization, claim.cover
     assert authorization is not None
     assert cover is not None
+    shown, deposit = claim.channel, authorization.deposit
     return {
         "nonce": authorization.nonce,
         "chain_id": authorization.chain_id,
@@ -321,6 +355,8 @@ def _claimed_row(claim: Claim) -> dict[str, object]:
         "tx_hash": None,
         "settled_block": None,
         "client_network": claim.client_network,
+        "channel_id": None if shown is None else channel_keys[channel_name(claim, shown)],
+        "deposit_salt": None if deposit is None else deposit.salt,
     }
 
 

@@ -1,6 +1,6 @@
 """The debts of credit accounts in SQL, and their payment from unspent credit.
 
-A debt is the missing part of the price of a `reorged` call. The debt of a credit account (payer, payee, asset, chain) is a kept sum,
+A debt is the missing part of the price of a `reorged` call, except of a call of a channel. The debt of a credit account (payer, payee, asset, chain) is a kept sum,
 `account_debt`; `LockedRows` changes it in the transaction that moves the calls, and the audit compares it with them. A claim reads this
 one row, however many calls its payer owes.
 
@@ -218,6 +218,8 @@ def _debtors_query() -> Select[Any]:
                 # The literal predicate of the index.
                 columns.state == literal_column("'reorged'"),
                 tuple_(columns.created_ms, columns.id) > after,
+                # The next balance of its channel pays the call of a voucher.
+                columns.channel_id.is_(None),
             ),
             terms.pay_to == bindparam("payee"),
             terms.asset == bindparam("asset"),

@@ -12,6 +12,7 @@ units pay the debts.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from sqlalchemy import (
     CTE,
@@ -32,6 +33,7 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ledger.channels import move_deposit
 from tollway.ledger.claims import CreditAccount, credit_account_of
 from tollway.ledger.ledger import UnfinalBlock
 from tollway.ledger.records import (
@@ -46,6 +48,13 @@ from tollway.ledger.records import (
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.ledger.authorizations import read_authorized
+from tollway.storage.ledger.channel_balance import (
+    credit_deposit,
+    find_deposits,
+    is_deposit_in,
+    lock_with_channels,
+    return_deposit,
+)
 from tollway.storage.ledger.debts import find_payable_accounts, pay_debts
 from tollway.storage.ledger.gone_payments import find_unmoved, mark_gone, move_calls
 from tollway.storage.ledger.ledger_tables import (
@@ -219,12 +228,17 @@ class FinalityStore:
         return await write_retried(self._database, work)
 
     async def authorizations_in(self, payment_id: int, *, limit: int) -> tuple[AuthorizedCall, ...]:
-        work = partial(
-            read_authorized,
-            which=call_table.c.payment_id == payment_id,
-            limit=limit,
-            responded_since_ms=self._now_ms() - self._limits.response_ttl_s * 1000,
-        )
+        responded_since_ms = self._now_ms() - self._limits.response_ttl_s * 1000
+
+        def work(connection: Connection) -> tuple[AuthorizedCall, ...]:
+            for which in (call_table.c.payment_id == payment_id, is_deposit_in(payment_id)):
+                found = read_authorized(
+                    connection, which=which, limit=limit, responded_since_ms=responded_since_ms
+                )
+                if found:
+                    return found
+            return ()
+
         return await self._database.read(work)
 
     async def move_transfer(
@@ -314,9 +328,20 @@ def _move_transfer(
     calls_max: int | None,
 ) -> CreditAccount | TooManyCalls | None:
     """Moves the units of an authorisation, and returns their account. None: there is no such transfer in `before`."""
-    found = _lock_authorization(connection, call_id, before, transfer)
-    if found is None or transfer.tx_hash == before:
+    authorization = _lock_authorization(connection, call_id, before)
+    if authorization is None or transfer.tx_hash == before:
         return None
+    found = payment_of_transfer(
+        transfer,
+        chain_id=ChainId(authorization.chain_id),
+        asset=authorization.asset,
+        payer=Address(authorization.payer),
+        payee=Address(authorization.payee),
+    )
+    if authorization.channel_id is not None:
+        return _move_deposit(
+            connection, found, before, call_id=call_id, units=int(authorization.base_units), now_ms=now_ms
+        )
     from_id = find_payment_id(connection, replace(found, tx_hash=before))
     if calls_max is not None and len(_find_holders(connection, from_id, limit=calls_max + 1)) > calls_max:
         return TooManyCalls(from_id)
@@ -346,28 +371,50 @@ def _move_transfer(
             to_id=to_id,
         )
     locked_rows.write()
-    _write_transfer(connection, call_id, transfer, from_id=from_id, to_id=to_id, left_units=left_units)
+    _write_transfer(connection, call_id, found, from_id=from_id, to_id=to_id, left_units=left_units)
     return credit_account_of(locked_rows.payments[to_id])
 
 
-def _lock_authorization(
-    connection: Connection, call_id: CallId, before: TxHash, transfer: SettledTransfer
-) -> NewPayment | None:
-    """Returns the payment of `transfer`, with a value of 0; None when the transfer of the call is not recorded in `before`."""
+def _move_deposit(
+    connection: Connection, found: NewPayment, before: TxHash, *, call_id: CallId, units: int, now_ms: int
+) -> CreditAccount:
+    """Moves a deposit to the payment `found`. The balance of its channel changes only where the deposit had left the chain."""
+    from_id = find_payment_id(connection, replace(found, tx_hash=before))
+    insert_payment(connection, found, now_ms, is_authorized=True, is_escrow=True)
+    to_id = find_payment_id(connection, found)
+    deposits = find_deposits(connection, [from_id, to_id])
+    locked_rows = LockedRows(connection)
+    lock_with_channels(locked_rows, [from_id, to_id], deposits)
+    is_counted = locked_rows.payments[from_id].state is not PaymentState.GONE
     columns = authorization_table.c
-    query = select(columns.chain_id, columns.asset, columns.payer, columns.payee).where(
-        columns.call_id == call_id, columns.tx_hash == before
-    )
-    row = connection.execute(query.with_for_update()).first()
-    if row is None:
-        return None
-    return payment_of_transfer(
-        transfer,
-        chain_id=ChainId(row.chain_id),
-        asset=row.asset,
-        payer=Address(row.payer),
-        payee=Address(row.payee),
-    )
+    if locked_rows.payments[to_id].state is PaymentState.GONE:
+        locked_rows.payments[to_id] = reinstate_payment(
+            connection, locked_rows.payments[to_id], found, now_ms
+        )
+        for deposit in deposits.get(to_id, ()):
+            return_deposit(connection, locked_rows, deposit, block_number=found.block_number, now_ms=now_ms)
+    raise_payment(connection, locked_rows, to_id, units, calls=0)
+    key = connection.execute(select(columns.channel_id).where(columns.call_id == call_id)).scalar_one()
+    if is_counted:
+        locked_rows.set_channel(move_deposit(locked_rows.channel(key), block_number=found.block_number))
+    else:
+        credit_deposit(connection, locked_rows, key, units, block_number=found.block_number, now_ms=now_ms)
+    locked_rows.write()
+    # As of `_move_transfer`: the next receipt of the call needs a later time.
+    connection.execute(update(call_table).where(call_table.c.id == call_id).values(moved_ms=now_ms))
+    left_units = read_value_units(connection, from_id) - units
+    _write_transfer(connection, call_id, found, from_id=from_id, to_id=to_id, left_units=left_units)
+    return credit_account_of(locked_rows.payments[to_id])
+
+
+def _lock_authorization(connection: Connection, call_id: CallId, before: TxHash) -> Any:
+    """None when the transfer of the call is not recorded in `before`."""
+    columns = authorization_table.c
+    query = select(
+        *(columns.chain_id, columns.asset, columns.payer, columns.payee),
+        *(columns.base_units, columns.channel_id),
+    ).where(columns.call_id == call_id, columns.tx_hash == before)
+    return connection.execute(query.with_for_update()).first()
 
 
 def _lock_calls(
@@ -408,7 +455,7 @@ def _move_units(locked_rows: LockedRows, call: LockedCall, units: int, *, from_i
 def _write_transfer(
     connection: Connection,
     call_id: CallId,
-    transfer: SettledTransfer,
+    transfer: NewPayment,
     *,
     from_id: int,
     to_id: int,

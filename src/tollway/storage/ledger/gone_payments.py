@@ -19,6 +19,8 @@ In between, and after a kill, these laws hold:
   less value than its calls hold, it stays gone until its charged calls are moved: else its value could not be less than they hold.
 - A second reorganisation begins with step 1 again. The place of an earlier loop is only a hint where to look next; a loop that ends behind calls that hold units
   again leaves them to `find_unmoved`.
+- A deposit into a channel has paid for no call itself. The first step lowers the balance of its channel, and with it what the calls of the channel hold
+  (`storage.ledger.channel_balance`).
 - A payment of authorisations whose transfer moves to another transaction goes this way too where it has paid for more calls than one
   transaction moves (`finality.move_transfer`): the units arrive as credit, which pays the debts.
 """
@@ -34,6 +36,7 @@ from tollway.ids import CallId, ChainId
 from tollway.ledger.records import CallState, PaymentState, debits_after
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.statements import Prepared
+from tollway.storage.ledger.channel_balance import find_deposits, lock_with_channels, withdraw_deposit
 from tollway.storage.ledger.debts import BEFORE_ALL_CALLS, CallPlace
 from tollway.storage.ledger.history import find_held_units
 from tollway.storage.ledger.ledger_tables import GONE, REPEATABLE, call_table, payment_table, topup_table
@@ -80,10 +83,13 @@ def end_spending(
 ) -> bool:
     """The first step. False for a payment that is not unfinal."""
     locked_rows = LockedRows(connection, events=events)
-    locked_rows.lock_payments([payment_id])
+    deposits = find_deposits(connection, [payment_id])
+    lock_with_channels(locked_rows, [payment_id], deposits)
     payment = locked_rows.payments.get(payment_id)
     if payment is None or payment.state is not PaymentState.UNFINAL:
         return False
+    for deposit in deposits.get(payment_id, ()):
+        withdraw_deposit(connection, locked_rows, deposit, now_ms=now_ms)
     gone = replace(payment, state=PaymentState.GONE, value_units=payment.taken_units)
     connection.execute(
         update(payment_table)
@@ -92,7 +98,8 @@ def end_spending(
     )
     for running in (_RUNNING_OF_PROOF, _RUNNING_OF_TOPUPS):
         connection.execute(running, {"gone_id": payment_id})
-    locked_rows.note_payment(EventType.PAYMENT_REORGED, gone, units=payment.value_units, at_ms=now_ms)
+    if not payment.is_escrow:
+        locked_rows.note_payment(EventType.PAYMENT_REORGED, gone, units=payment.value_units, at_ms=now_ms)
     locked_rows.write()
     return True
 

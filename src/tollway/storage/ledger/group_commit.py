@@ -159,6 +159,8 @@ class GroupCommit:
         self._all_closed.set()
         self._reopened: dict[OpenKey, None] = {}
         self.in_doubt: dict[OpenKey, None] = {}
+        # Metered calls whose deposit settles: the end of the body comes after the conclusion.
+        self._metered: set[OpenKey] = set()
 
     async def run(self) -> None:
         """Writes batches until `stop` was called and the queue is empty."""
@@ -555,7 +557,7 @@ class GroupCommit:
             del self._late[waiting.entry.call_id]
         if isinstance(outcome, _GRANTS):
             self._note_granted(waiting.entry)
-        if not _leaves_open(waiting.entry, outcome):
+        if not self._leaves_open(waiting.entry, outcome):
             self._forget(waiting.entry)
         if waiting.future is None:
             return
@@ -564,6 +566,13 @@ class GroupCommit:
             self._undo(waiting.entry, outcome)
         else:
             waiting.future.set_result(outcome)
+
+    def _leaves_open(self, entry: Entry, outcome: Outcome) -> bool:
+        if isinstance(entry, Settle) and entry.close.is_metered and isinstance(outcome, Closed):
+            self._metered.add((entry.call_id, entry.close.epoch))
+        if isinstance(entry, Conclude) and outcome is CallState.CONSUMED:
+            return (entry.call_id, entry.epoch) in self._metered
+        return _leaves_open(entry, outcome)
 
     def _note_granted(self, entry: Entry) -> None:
         """From here on the caller may send upstream: if its row is open later without a task here, its outcome is unknown."""
@@ -647,6 +656,7 @@ class GroupCommit:
     def forget(self, key: OpenKey) -> None:
         """Removes a run for which no task of this gateway waits any more."""
         self._open.pop(key, None)
+        self._metered.discard(key)
         if not self._open:
             self._all_closed.set()
 

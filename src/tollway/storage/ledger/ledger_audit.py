@@ -1,7 +1,7 @@
 """The audit of the ledger in SQL. Reads every row.
 
 For every payment, its taken units are the units that its calls hold. Each call holds what its state requires, each metered price follows from its
-formulas and quantities, and each kept debt is what the calls of its account lack. The closed periods equal their calls (`closed_periods`).
+formulas and quantities, and each kept debt is what the calls of its account lack. Each channel keeps the laws of `ledger.channels`. The closed periods equal their calls (`closed_periods`).
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    Row,
     and_,
     case,
     cast,
@@ -23,14 +24,16 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ledger.channels import ChannelState
 from tollway.ledger.ledger import AuditReport, HeldMoney
-from tollway.ledger.records import AUTHORIZED_RAILS, TAKING, UNDECIDED, CallState
+from tollway.ledger.records import SETTLED_RAILS, TAKING, UNDECIDED, CallState, Rail
 from tollway.registry.metering import compute_cost, read_formulas, read_measured
 from tollway.storage.ledger.closed_periods import audit_periods
 from tollway.storage.ledger.ledger_tables import (
     account_debt_table,
     call_table,
     call_terms_table,
+    channel_table,
     due_units,
     payment_table,
     topup_table,
@@ -52,6 +55,8 @@ def audit(connection: Connection) -> AuditReport:
             *_wrong_calls(connection),
             *_wrong_actuals(connection),
             *_wrong_debts(connection),
+            *_wrong_channels(connection),
+            *_misplaced_calls(connection),
         ),
         held_calls=tuple(CallId(one.id) for one in held_calls),
         held_payments=tuple(one.id for one in held_payments),
@@ -98,7 +103,7 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
     held = _split(columns.taken_units).plus(_halves_of(of_topups))
     price, nothing = _split(due_units()), _Halves(literal(0), literal(0))
     is_taking = columns.state.in_([state.value for state in TAKING])
-    is_authorized = columns.rail.in_([rail.value for rail in AUTHORIZED_RAILS])
+    is_authorized = columns.rail.in_([rail.value for rail in SETTLED_RAILS])
     is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
     is_right = case(
         # A call without a transfer yet.
@@ -160,6 +165,8 @@ def _wrong_debts(connection: Connection) -> Iterator[str]:
         .where(
             calls.state == literal_column("'reorged'"), calls.payer.is_not(None), terms.pay_to.is_not(None)
         )
+        # The next balance of a channel pays its calls.
+        .where(calls.channel_id.is_(None))
         .group_by(*account)
     )
     owed: dict[tuple[Any, ...], int] = {}
@@ -181,6 +188,89 @@ def _wrong_debts(connection: Connection) -> Iterator[str]:
             f"the debt of {Address(payer)} to {Address(payee)} in {asset} on chain {chain_id} is {kept.get(account_key, 0)},"
             f" its reorged calls lack {owed.get(account_key, 0)}"
         )
+
+
+def _wrong_channels(connection: Connection) -> Iterator[str]:
+    """The laws of channels. While a call has the channel, its units are taken and not announced yet."""
+    columns, payments, calls = channel_table.c, payment_table.c, call_table.c
+    other = call_table.alias("other")
+    owed = (
+        select(other.c.channel_id, func.sum(due_units(other) - other.c.taken_units).label("units"))
+        .where(other.c.state == literal_column("'reorged'"), other.c.channel_id.is_not(None))
+        .group_by(other.c.channel_id)
+        .subquery("owed")
+    )
+    query = (
+        select(
+            channel_table,
+            payments.taken_units,
+            payments.value_units,
+            calls.state.label("reserved_state"),
+            calls.channel_id.label("reserved_key"),
+            calls.taken_units.label("reserved_units"),
+            func.coalesce(owed.c.units, 0).label("owed_units"),
+        )
+        .join(payment_table, payments.id == columns.payment_id)
+        .outerjoin(call_table, calls.id == columns.reserved_call)
+        .outerjoin(owed, owed.c.channel_id == columns.key)
+        .order_by(columns.key)
+    )
+    found = 0
+    for row in connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query):
+        for law in _broken_laws(row):
+            yield f"channel {row.key} {law}"
+            found += 1
+        if found >= LINES_MAX:
+            return
+
+
+def _broken_laws(row: Row[Any]) -> Iterator[str]:
+    taken_units = row.start_units + row.taken_units
+    ended_units = taken_units - (row.reserved_units or 0)
+    if row.total_claimed > taken_units:
+        yield f"has claimed {row.total_claimed}, its calls owe {taken_units}"
+    if ended_units + row.lacking_units > row.announced:
+        yield f"has announced {row.announced}, its ended calls owe {ended_units + row.lacking_units}"
+    if row.lacking_units != row.owed_units:
+        yield f"counts {row.lacking_units} as lacking, its reorged calls lack {row.owed_units}"
+    # After a restore the chain may have claimed with a voucher that is lost.
+    is_draining = row.state == ChannelState.DRAINING.value
+    ceiling = row.start_units if row.candidate_ceiling is None else row.candidate_ceiling
+    if row.announced > ceiling and not is_draining:
+        yield f"has announced {row.announced}, its newest voucher allows {ceiling}"
+    if row.spent_ceiling is not None and row.spent_ceiling > row.announced:
+        yield f"has announced {row.announced}, and a spent voucher of {row.spent_ceiling}"
+    value_units = max(row.balance - row.start_units, row.taken_units)
+    if row.value_units != value_units:
+        yield f"has a balance of {row.balance}, and its payment {row.value_units} instead of {value_units}"
+    is_open = row.reserved_state in _OPEN and row.reserved_key == row.key
+    if row.reserved_call is not None and not is_open:
+        yield f"is reserved for call {row.reserved_call}, which is {row.reserved_state}"
+
+
+_OPEN = (CallState.FORWARDING.value, CallState.SETTLING.value, CallState.UNKNOWN.value)
+
+
+def _misplaced_calls(connection: Connection) -> Iterator[str]:
+    """Calls of the rail of channels without a channel, or with the payment of something else; and the reverse."""
+    calls, columns = call_table.c, channel_table.c
+    is_channel = calls.rail == Rail.CHANNEL.value
+    is_elsewhere = and_(calls.payment_id.is_not(None), calls.payment_id != columns.payment_id)
+    query = (
+        select(calls.id, calls.rail)
+        .outerjoin(channel_table, columns.key == calls.channel_id)
+        .where(
+            or_(
+                and_(is_channel, columns.key.is_(None)),
+                and_(~is_channel, columns.key.is_not(None)),
+                is_elsewhere,
+            )
+        )
+        .order_by(calls.id)
+        .limit(LINES_MAX)
+    )
+    for row in connection.execute(query):
+        yield f"call {row.id} of the rail {row.rail} has another channel than its payment"
 
 
 def _held_calls(connection: Connection) -> Iterator[HeldMoney]:

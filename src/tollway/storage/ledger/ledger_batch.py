@@ -15,16 +15,19 @@ outcome a batch runs again for the same entries (`is_retry`): an entry that is a
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeGuard
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
 
 from tollway.ids import CallId
+from tollway.ledger.channels import ChannelName, reserve_channel
 from tollway.ledger.claims import (
     CreditAccount,
     Decision,
     NonceKey,
     PayerAccount,
+    channel_name,
     decide_claims,
     find_limited_accounts,
     find_short_accounts,
@@ -56,6 +59,7 @@ from tollway.observability.metric_table import CommitKind
 from tollway.storage.engine.statements import Prepared
 from tollway.storage.ledger.authorizations import find_known, lock_wallets, write_claimed
 from tollway.storage.ledger.call_terms import CallTerms, KnownTerms, TermsReference, terms_of, write_terms
+from tollway.storage.ledger.channel_rows import find_channels, write_channels
 from tollway.storage.ledger.debts import find_debts
 from tollway.storage.ledger.history import find_returnable_units
 from tollway.storage.ledger.idempotency import find_keyed_calls, find_open_calls, lock_keys
@@ -74,6 +78,7 @@ from tollway.storage.ledger.plain_writes import grant_plain_claims, is_plain_clo
 from tollway.storage.ledger.settlement import BatchSettlement, Conclude, Settle
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 
+NO_CHANNELS: Mapping[ChannelName, int] = MappingProxyType({})
 SIBLINGS_MAX = 256
 """How many small payments of one credit account may complete the price of a claim."""
 
@@ -212,6 +217,7 @@ class LedgerBatch:
         # None until a call of the batch is settled.
         self._settlement: BatchSettlement | None = None
         self._outcomes: dict[CallId, Outcome] = {}
+        self._channel_keys: Mapping[ChannelName, int] = NO_CHANNELS
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
         """Writes the entries and returns their outcomes, in order. No call has two entries besides its finish."""
@@ -302,7 +308,14 @@ class LedgerBatch:
         settled = self._open_settlement().lock_authorizations(concludes) if concludes else set()
         presented = {claim.payment_id for claim in claims if claim.payment_id is not None}
         others = presented | settled | self._sibling_ids(claims)
+        shown = [(claim, claim.channel) for claim in claims if claim.channel is not None]
+        if shown:
+            # A channel never gets another payment, so its look-up needs no lock.
+            found = find_channels(self._connection, {channel_name(*one) for one in shown})
+            self._channel_keys = {name: one.key for name, one in found.items()}
+            others |= {one.payment_id for one in found.values()}
         calls = self._locked_rows.lock_with_payments([move.call_id for move in moves], others=others)
+        self._locked_rows.load_channels(self._channel_keys.values())
         short = find_short_accounts(claims, self._locked_rows.payments)
         if not short <= self._accounts:
             raise AccountsShort(short | self._accounts)
@@ -395,6 +408,9 @@ class LedgerBatch:
         return Closed(
             remaining_units=self._remaining_of(call),
             is_reorged=state is CallState.REORGED,
+            announced=None
+            if call.channel_key is None
+            else self._locked_rows.channel(call.channel_key).announced,
             moved_ms=moved_ms,
         )
 
@@ -506,6 +522,9 @@ class LedgerBatch:
         )
 
     def _remaining_of(self, call: LockedCall) -> int | None:
+        if call.channel_key is not None:
+            channel = self._locked_rows.channel(call.channel_key)
+            return max(0, channel.balance_units - channel.announced)
         return (
             None if call.payment_id is None else self._locked_rows.payments[call.payment_id].remaining_units
         )
@@ -549,13 +568,17 @@ class LedgerBatch:
             unfinal_units=unfinal_units,
             now_ms=self._now_ms,
             authorizations=known,
+            channels={name: self._locked_rows.channel(key) for name, key in self._channel_keys.items()},
         )
         self._locked_rows.write_debits(debits)
         granted = [one for one in decisions if isinstance(one.outcome, Claimed)]
         if granted:
             references = self._find_terms(granted)
-            _OPEN_CALLS.run(self._connection, list(map(self._call_row, granted, references)))
-            write_claimed(self._connection, [one.claim for one in granted], known)
+            if self._channel_keys:
+                self._open_channel_calls(granted, references)
+            else:
+                _OPEN_CALLS.run(self._connection, list(map(self._call_row, granted, references)))
+            write_claimed(self._connection, [one.claim for one in granted], known, self._channel_keys)
             self._mark_late_claims([one.claim for one in granted])
         topups = [
             row for one in decisions for row in topup_rows(one.claim.call_id, one.claim.payment_id, one.parts)
@@ -563,6 +586,20 @@ class LedgerBatch:
         if topups:
             ADD_TOPUPS.run(self._connection, topups)
         self._outcomes.update(self._with_held(decisions))
+
+    def _open_channel_calls(self, granted: Sequence[Decision], references: Sequence[TermsReference]) -> None:
+        """Writes the calls of a batch with vouchers, and the channels that they reserve."""
+        rows, reserved = [], []
+        for decision, terms in zip(granted, references, strict=True):
+            claim, shown = decision.claim, decision.claim.channel
+            key = None
+            if shown is not None:
+                key = self._channel_keys[channel_name(claim, shown)]
+                channel = self._locked_rows.channel(key)
+                reserved.append(reserve_channel(channel, shown, claim.call_id, price_units=claim.price_units))
+            rows.append({**self._call_row(decision, terms), "channel_id": key})
+        _OPEN_CHANNEL_CALLS.run(self._connection, rows)
+        write_channels(self._connection, reserved)
 
     def _mark_late_claims(self, claims: Sequence[Claim]) -> None:
         """Marks the hours of requests whose claim comes minutes after they arrived: a slow upload."""
@@ -663,10 +700,10 @@ _WRITTEN_LATER = {
     *("actual_units", "channel_id", "needs_locks", "http_status", "upstream_status", "request_bytes"),
     *("response_bytes", "latency_ms", "upstream_latency_ms", "delivery", "error", "completed_ms"),
 }
-_OPEN_CALLS = Prepared(
-    insert(call_table).values(
-        {name: bindparam(name) for name in call_table.columns.keys() if name not in _WRITTEN_LATER}  # noqa: SIM118
-    )
+_OPENED = tuple(name for name in call_table.columns.keys() if name not in _WRITTEN_LATER)  # noqa: SIM118
+_OPEN_CALLS = Prepared(insert(call_table).values({name: bindparam(name) for name in _OPENED}))
+_OPEN_CHANNEL_CALLS = Prepared(
+    insert(call_table).values({name: bindparam(name) for name in (*_OPENED, "channel_id")})
 )
 
 

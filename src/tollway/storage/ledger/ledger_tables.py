@@ -7,7 +7,12 @@ wallet and filter.
 
 The row of a call is narrow, because every call writes it and its indexes. Columns that calls share (listing, method, price, asset) are
 in `call_terms`; `select_records` reads both tables as one record. The transaction of a call is that of its payment; the call has a copy
-only beside a nonce, which counts once in a transaction. `channel_id` is for channels; nothing writes it yet.
+only beside a nonce, which counts once in a transaction.
+
+A channel has a row of `payment` for its balance (`ledger/channels`): its id stands for the hash of a transaction, and the settlement contract is its payee. A
+deposit has one as every settled transfer has, to be watched until it is final. Both are `is_escrow`: never credit, in no list of payments, not held after a
+restore. `call.channel_id` is the key of the channel, from the claim on. `payment_id` of a call with a deposit is NULL until the deposit is concluded.
+A row of `channel` changes under the lock of its payment only.
 
 Of a metered call `price_units` is its maximum, `actual_units` its price once that is known, and `quantities` the text of what was measured
 (`registry.metering.write_measured`); empty until then. Both are NULL at a fixed price. A call owes `due_units`: the actual price, else the maximum.
@@ -50,9 +55,9 @@ RowId = BigInteger().with_variant(Integer, "sqlite")
 """A row number that SQLite assigns."""
 
 COUNTING_NONCE = "nonce IS NOT NULL AND state <> 'released'"
-MOVING = "state IN ('forwarding', 'settling', 'unknown') AND rail IN ('x402', 'mpp')"
+MOVING = "state IN ('forwarding', 'settling', 'unknown') AND payment_id IS NULL AND rail IN ('x402', 'mpp', 'channel')"
 """A call that an authorisation pays and whose transfer may still happen, now or when the call runs again."""
-UNPAID = "payment_id IS NULL AND rail IN ('x402', 'mpp')"
+UNPAID = "payment_id IS NULL AND rail IN ('x402', 'mpp', 'channel')"
 """A call that an authorisation has not paid yet."""
 REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
 """A call that the same request may find running or may run again. The index and the query have the same literal text."""
@@ -90,6 +95,7 @@ payment_table = Table(
     Column("is_plain_ended", Boolean, nullable=False),
     Column("is_held", Boolean, nullable=False),
     Column("is_authorized", Boolean, nullable=False, server_default=false()),
+    Column("is_escrow", Boolean, nullable=False, server_default=false()),
     Column("recorded_ms", BigInteger, nullable=False),
     Column("checked_ms", BigInteger, nullable=False),
     Column("gone_ms", BigInteger),
@@ -109,6 +115,48 @@ payment_table = Table(
         )
     ),
 )
+
+channel_table = Table(
+    "channel",
+    metadata,
+    Column("key", RowId, primary_key=True, autoincrement=True),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("channel_id", LargeBinary(32), nullable=False),
+    Column("payment_id", BigInteger, ForeignKey("payment.id", name="fk_channel_payment"), nullable=False),
+    Column("payer", LargeBinary(20), nullable=False),
+    Column("payer_authorizer", LargeBinary(20), nullable=False),
+    Column("receiver", LargeBinary(20), nullable=False),
+    Column("receiver_authorizer", LargeBinary(20), nullable=False),
+    Column("token", LargeBinary(20), nullable=False),
+    Column("withdraw_delay", BigInteger, nullable=False),
+    Column("salt", LargeBinary(32), nullable=False),
+    Column("state", String(12), nullable=False),
+    Column("start_units", BigInteger, nullable=False),
+    Column("lacking_units", BigInteger, nullable=False),
+    Column("announced", BigInteger, nullable=False),
+    Column("published", BigInteger, nullable=False),
+    Column("spent_ceiling", BigInteger),
+    Column("spent_signature", LargeBinary(65)),
+    Column("waiting_ceiling", BigInteger),
+    Column("waiting_signature", LargeBinary(65)),
+    Column("candidate_ceiling", BigInteger),
+    Column("candidate_signature", LargeBinary(65)),
+    Column("balance", BigInteger, nullable=False),
+    Column("total_claimed", BigInteger, nullable=False),
+    Column("refund_nonce", BigInteger, nullable=False),
+    Column("withdrawal_amount", BigInteger, nullable=False),
+    Column("withdrawal_since_s", BigInteger, nullable=False),
+    Column("block_number", BigInteger, nullable=False),
+    Column("reserved_call", String(64)),
+    Column("opened_ms", BigInteger, nullable=False),
+    UniqueConstraint("channel_id", "chain_id", name="uq_channel_id"),
+    Index("uq_channel_payment_id", "payment_id", unique=True),
+    Index("ix_channel_payer", "payer", "chain_id", "token"),
+    Index("ix_channel_receiver", "receiver", "token", "chain_id"),
+    partial_index("ix_channel_reserved", "reserved_call IS NOT NULL", "reserved_call"),
+)
+"""One row for each channel. `balance` to `block_number`: the chain, at that block (`ledger.channels.ChannelFacts`). `reserved_call`: the open call that has the channel;
+without a foreign key, because the call has one."""
 
 call_terms_table = Table(
     "call_terms",
@@ -136,7 +184,7 @@ call_table = Table(
     Column("provider", LargeBinary(20), nullable=False),
     Column("payer", LargeBinary(20)),
     Column("payment_id", BigInteger, ForeignKey("payment.id", name="fk_call_payment")),
-    Column("channel_id", BigInteger),
+    Column("channel_id", BigInteger, ForeignKey("channel.key", name="fk_call_channel")),
     Column("state", String(10), nullable=False),
     Column("rail", String(10), nullable=False),
     Column("epoch", Integer, nullable=False),
@@ -369,8 +417,11 @@ authorization_table = Table(
     Column("tx_hash", LargeBinary(32)),
     Column("settled_block", BigInteger),
     Column("client_network", LargeBinary(16)),
+    Column("channel_id", BigInteger, ForeignKey("channel.key", name="fk_authorization_channel")),
+    Column("deposit_salt", LargeBinary(32)),
     PrimaryKeyConstraint("nonce", "chain_id", "asset", "payer", name="pk_authorization"),
     Index("uq_authorization_call_id", "call_id", unique=True),
+    partial_index("ix_authorization_deposit", "channel_id IS NOT NULL", "channel_id"),
     partial_index("ix_authorization_adrift", "is_adrift", "looked_ms"),
     partial_index(
         "ix_authorization_settled", "settled_block IS NOT NULL", "payer", "chain_id", "settled_block"
@@ -449,6 +500,7 @@ PAYMENT_COLUMNS = (
     "is_held",
     "calls",
     "is_authorized",
+    "is_escrow",
 )
 
 
@@ -476,6 +528,7 @@ def parse_payment_row(row: Sequence[Any]) -> Payment:
         is_held,
         calls,
         is_authorized,
+        is_escrow,
     ) = row
     state = PaymentState(state_name)
     return Payment(
@@ -495,6 +548,7 @@ def parse_payment_row(row: Sequence[Any]) -> Payment:
         is_held=bool(is_held),
         calls=calls,
         is_authorized=bool(is_authorized),
+        is_escrow=bool(is_escrow),
     )
 
 
@@ -553,7 +607,8 @@ _RECORD_TERMS = (
 
 
 def parse_call(row: Row[Any], *, unknown_hold_ms: int) -> CallRecord:
-    is_unpaid = row.payment_id is None and row.rail in ("x402", "mpp")
+    is_unpaid = row.payment_id is None and row.rail in ("x402", "mpp", "channel")
+    is_on_channel = row.rail == Rail.CHANNEL.value
     is_released = row.state == CallState.UNKNOWN.value and row.clock_releases and not is_unpaid
     return CallRecord(
         id=CallId(row.id),
@@ -574,7 +629,8 @@ def parse_call(row: Row[Any], *, unknown_hold_ms: int) -> CallRecord:
         chain_id=None if row.chain_id is None else ChainId(row.chain_id),
         asset=row.asset,
         decimals=row.decimals,
-        tx_hash=None if row.tx_hash is None else TxHash(row.tx_hash),
+        tx_hash=None if row.tx_hash is None or is_on_channel else TxHash(row.tx_hash),
+        channel_id=bytes(row.tx_hash) if row.tx_hash is not None and is_on_channel else None,
         pay_to=None if row.pay_to is None else Address(row.pay_to),
         http_status=row.http_status,
         upstream_status=row.upstream_status,

@@ -2,8 +2,11 @@
 after that (`write_debits`).
 
 Every transaction takes its locks in one order: payments by id, then calls by id. A transaction that moves a paid call holds the locks
-of the payments of that call, so the row of a payment and the sum of its calls change together. SQLite has one writer, which is exclusive
+of the payments of that call, so the row of a payment and the sum of its calls change together. The payment of a channel is locked with each of its calls, also with
+one whose deposit is not concluded, and stands for the row of the channel. SQLite has one writer, which is exclusive
 from BEGIN IMMEDIATE on; there `FOR UPDATE` is not rendered.
+
+Every end of a call of a channel is a move here: it announces the charge and ends the reservation (`ledger.channels.move_call`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,9 +32,10 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
+from tollway.ledger.channels import Channel, move_call
 from tollway.ledger.claims import CreditAccount, Debit, credit_account_of
 from tollway.ledger.records import (
-    AUTHORIZED_RAILS,
+    SETTLED_RAILS,
     CallState,
     Parts,
     Payment,
@@ -43,12 +47,15 @@ from tollway.ledger.records import (
     trim_parts,
 )
 from tollway.ledger.sales import HOUR_MS, SUM_STATES, floor_to, is_hour_unmarked
-from tollway.storage.engine.outage import RowsChanged
+from tollway.money import UNITS_MAX
+from tollway.storage.engine.outage import RowsChanged, ValueRefused
 from tollway.storage.engine.statements import Prepared, Rows, Within
+from tollway.storage.ledger.channel_rows import read_channels, write_channels
 from tollway.storage.ledger.ledger_tables import (
     PAYMENT_COLUMNS,
     account_debt_table,
     call_table,
+    channel_table,
     parse_payment_row,
     payment_table,
     topup_table,
@@ -62,7 +69,7 @@ from tollway.webhooks.events import EventType, NewEvent, call_event_of
 class LockedCall:
     """A locked call: the columns that its moves read. `epoch`: the number of its run, and `owner_id`: the gateway of that run. `cut`: '' for a whole
     response, 'cut' when its upstream broke off, 'repeated' when it was sent again after that. `clock_releases`: the end of the hold releases it.
-    `quantities`: empty for a metered call without a price. `parts`: the units that it holds, by payment."""
+    `quantities`: empty for a metered call without a price. `parts`: the units that it holds, by payment. `channel_key`: of the channel whose voucher pays it."""
 
     id: CallId
     provider: Address
@@ -83,6 +90,7 @@ class LockedCall:
     actual_units: int | None
     quantities: str | None
     parts: Parts
+    channel_key: int | None = None
 
     @property
     def due_units(self) -> int:
@@ -100,7 +108,7 @@ class LockedCall:
 
     @property
     def is_unpaid(self) -> bool:
-        return self.payment_id is None and self.rail in AUTHORIZED_RAILS
+        return self.payment_id is None and self.rail in SETTLED_RAILS
 
 
 class LockedRows:
@@ -122,6 +130,9 @@ class LockedRows:
         self._marked_hours: dict[int, int] = {}
         self.payments: dict[int, Payment] = {}
         self._taken_before: dict[int, int] = {}
+        self._values: set[int] = set()
+        self._channels: dict[int, Channel] = {}
+        self._changed_channels: set[int] = set()
         self._plain_ended: set[int] = set()
         self._moves: dict[frozenset[str], list[dict[str, object]]] = {}
         self._parts: dict[CallId, tuple[LockedCall, Parts]] = {}
@@ -153,7 +164,10 @@ class LockedRows:
         # On SQLite no other connection writes, so one read is enough.
         if self._connection.dialect.name == "sqlite":
             calls = self.read_calls(call_ids)
-            self.lock_payments({*others, *(key for call in calls.values() for key in payment_ids_of(call))})
+            self.load_channels(_channel_keys_of(calls))
+            of_channels = (one.payment_id for one in self._channels.values())
+            of_calls = (key for call in calls.values() for key in payment_ids_of(call))
+            self.lock_payments({*others, *of_calls, *of_channels})
             return calls
         found = _LOCK_CALL_PAYMENTS.fetch(self._connection, payment_ids=list(others), call_ids=list(call_ids))
         self._remember_payments(found)
@@ -161,7 +175,33 @@ class LockedRows:
         # A lock of these payments now would break the order of the locks, so the transaction begins again.
         if any(not payment_ids_of(call) <= self.payments.keys() for call in calls.values()):
             raise RowsChanged("the units of a call have moved to another payment")
+        self.load_channels(_channel_keys_of(calls))
         return calls
+
+    def load_channels(self, keys: Iterable[int]) -> None:
+        """Reads channels whose payments are locked; on SQLite also before."""
+        missing = [key for key in keys if key not in self._channels]
+        if missing:
+            self._channels |= read_channels(self._connection, missing)
+
+    def channel(self, key: int) -> Channel:
+        """A loaded channel, with what its calls owe after the moves so far."""
+        channel = self._channels[key]
+        taken_units = channel.start_units + self.payments[channel.payment_id].taken_units
+        return channel if taken_units == channel.taken_units else replace(channel, taken_units=taken_units)
+
+    def set_channel(self, channel: Channel) -> None:
+        """Keeps a changed channel for `write`, and its balance as the value of its payment. That is never less than its calls hold: an open call keeps its units until
+        it ends, and the next facts of the chain find it."""
+        payment = self.payments[channel.payment_id]
+        value_units = max(channel.facts.balance - channel.start_units, payment.taken_units)
+        if value_units > UNITS_MAX:
+            raise ValueRefused("the balance of a channel is at most 2^63 - 1")
+        self._channels[channel.key] = channel
+        self._changed_channels.add(channel.key)
+        if value_units != payment.value_units:
+            self.payments[payment.id] = replace(payment, value_units=value_units)
+            self._values.add(payment.id)
 
     def _remember_payments(self, rows: Rows) -> None:
         for row in rows:
@@ -189,12 +229,22 @@ class LockedRows:
         gone = [key for key in parts if self.payments[key].state is PaymentState.GONE]
         holding = debits_after(after, parts=parts, price_units=due_units, gone=gone)
         self.set_parts(call, holding.parts)
+        if call.channel_key is not None:
+            self._move_channel(call, holding.state, lacking_units=due_units - sum(holding.parts.values()))
         self.change(call, state=holding.state.value, moved_ms=moved_ms, **columns)
         if not self._log.is_idle and not (call.is_unmeasured and usage is None and after in _CHARGED):
             # Without a price the charge before this run made no event.
             cut = call.cut if usage is None else ""
             self._note_move(call, holding.state, cut=cut, at_ms=moved_ms)
         return holding.state
+
+    def _move_channel(self, call: LockedCall, after: CallState, *, lacking_units: int) -> None:
+        """`lacking_units`: of this call, before they count as lacking."""
+        assert call.channel_key is not None
+        channel = self.channel(call.channel_key)
+        is_charged = after in _CHARGED
+        charged_units = channel.taken_units + channel.lacking_units + (lacking_units if is_charged else 0)
+        self.set_channel(move_call(channel, call.id, after, charged_units=charged_units))
 
     def measure(self, call: LockedCall, usage: Usage, *, moved_ms: int, **columns: object) -> None:
         """Writes the price of a charged metered call, and gives the rest of its maximum back. The debt of a `reorged` call falls by the same amount; it
@@ -209,6 +259,8 @@ class LockedRows:
         after = CallState.CONSUMED if is_paid else CallState.REORGED
         if after is not call.state:
             columns |= {"state": after.value, "moved_ms": moved_ms}
+        if call.channel_key is not None:
+            self.set_channel(self.channel(call.channel_key))
         self._mark_hour(call, moved_ms)
         self.change(call, **usage_columns(usage), **columns)
         if not self._log.is_idle:
@@ -260,8 +312,12 @@ class LockedRows:
         self._parts[call.id] = (call, parts)
 
     def _add_debt(self, call: LockedCall, parts: Parts, units: int) -> None:
-        """Adds to the debt of the call's account. All payments of a call are of that account, and the callers lock at least one of them."""
-        if units:
+        """Adds to the debt of the call's account. All payments of a call are of that account, and the callers lock at least one of them. What a call of
+        a channel lacks is no debt: the next balance of the channel pays it."""
+        if units and call.channel_key is not None:
+            channel = self.channel(call.channel_key)
+            self.set_channel(replace(channel, lacking_units=channel.lacking_units + units))
+        elif units:
             locked = next(key for key in (*call.parts, *parts, call.payment_id) if key in self.payments)
             account = credit_account_of(self.payments[locked])
             self._owed[account] = self._owed.get(account, 0) + units
@@ -308,12 +364,19 @@ class LockedRows:
             self._write_parts()
         for names, rows in self._moves.items():
             check_count(_update_call(names).run(self._connection, rows), len(rows))
+        if self._changed_channels:
+            write_channels(self._connection, self._take_changed_channels())
         if self._owed:
             self._write_debts()
         if self._marked_hours:
             write_marks(self._connection, self._marked_hours)
         if self._events:
             write_events(self._connection, self._events)
+
+    def _take_changed_channels(self) -> list[Channel]:
+        changed = [self._channels[key] for key in sorted(self._changed_channels)]
+        self._changed_channels.clear()
+        return changed
 
     def _mark_move(self, call: LockedCall, after: CallState, moved_ms: object) -> None:
         assert isinstance(moved_ms, int)
@@ -348,11 +411,27 @@ class LockedRows:
         rows = [
             {"at_id": key, "at_taken": before, "taken_units": self.payments[key].taken_units}
             for key, before in self._taken_before.items()
-            if self.payments[key].taken_units != before
+            if self.payments[key].taken_units != before and key not in self._values
         ]
         if rows:
             check_count(_SET_PAYMENT_TAKEN.run(self._connection, rows), len(rows))
+        if self._values:
+            self._write_values()
+        if rows or self._values:
+            self._values.clear()
             self._taken_before = {key: payment.taken_units for key, payment in self.payments.items()}
+
+    def _write_values(self) -> None:
+        rows = [
+            {
+                "at_id": key,
+                "at_taken": self._taken_before[key],
+                "taken_units": self.payments[key].taken_units,
+                "value_units": self.payments[key].value_units,
+            }
+            for key in sorted(self._values)
+        ]
+        check_count(_SET_PAYMENT_BALANCE.run(self._connection, rows), len(rows))
 
     def _write_debts(self) -> None:
         rows = [
@@ -407,6 +486,10 @@ def write_marks(connection: Connection, hours: Mapping[int, int]) -> None:
 _CHARGED = (CallState.CONSUMED, CallState.REORGED)
 
 
+def _channel_keys_of(calls: Mapping[CallId, LockedCall]) -> set[int]:
+    return {call.channel_key for call in calls.values() if call.channel_key is not None}
+
+
 def usage_columns(usage: Usage) -> dict[str, object]:
     return {"actual_units": usage.actual_units, "quantities": usage.quantities}
 
@@ -433,7 +516,16 @@ def _select_call_payments() -> Select[Any]:
     """The query that locks the payments of calls. PostgreSQL only. It looks up the ids of the payments once, before it waits for its first lock, so it
     misses a payment that a call gets meanwhile (`LockedRows.lock_with_payments`)."""
     given = select(func.unnest(bindparam("payment_ids", type_=ARRAY(BigInteger))).label("id"))
-    of_proof = select(call_table.c.payment_id).where(Within(call_table.c.id, "call_ids"))
+    # A call with a deposit has no payment yet, but a channel.
+    of_channel = (
+        select(channel_table.c.payment_id)
+        .where(channel_table.c.key == call_table.c.channel_id)
+        .correlate(call_table)
+        .scalar_subquery()
+    )
+    of_proof = select(func.coalesce(call_table.c.payment_id, of_channel)).where(
+        Within(call_table.c.id, "call_ids")
+    )
     of_topups = select(topup_table.c.payment_id).where(Within(topup_table.c.call_id, "call_ids"))
     found = given.union(of_proof, of_topups).cte("found").prefix_with("MATERIALIZED")
     return _PAYMENTS.where(payment_table.c.id.in_(select(found.c.id))).with_for_update(
@@ -463,6 +555,7 @@ _CALL_COLUMNS = (
     "taken_units",
     "provider",
     "payer",
+    "channel_id",
 )
 _ID, _PAYMENT_ID, _PRICE, _ACTUAL, _TAKEN = (
     _CALL_COLUMNS.index(name) for name in ("id", "payment_id", "price_units", "actual_units", "taken_units")
@@ -517,6 +610,7 @@ _END_PLAIN = Prepared(
     update(payment_table).where(payment_table.c.id == bindparam("at_id")).values(is_plain_ended=true())
 )
 _SET_PAYMENT_TAKEN = Prepared(_update_payment("taken_units"))
+_SET_PAYMENT_BALANCE = Prepared(_update_payment("taken_units", "value_units"))
 _DEBIT = Prepared(_update_payment("taken_units", "calls", "is_plain_ended"))
 
 
@@ -552,6 +646,7 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         taken_units,
         provider,
         payer,
+        channel_key,
     ) = row
     parts = dict(topups) if topups else {}
     if payment_id is not None and taken_units:
@@ -576,6 +671,7 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         actual_units=actual_units,
         quantities=quantities,
         parts=parts,
+        channel_key=channel_key,
     )
 
 

@@ -1,4 +1,4 @@
-"""The payments of a wallet in SQL, as payer or as payee, newest block first. Read only.
+"""The payments of a wallet in SQL, as payer or as payee, newest block first. Read only. What is in channels is no payment (`is_escrow`).
 
 Pages are ordered by (block_time, id), and each role has an index in that order. A filter by the moment of recording is checked on the rows of the wallet.
 """
@@ -6,7 +6,7 @@ Pages are ordered by (block_time, id), and each role has an index in that order.
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, exists, select, text, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, select, text, tuple_
 
 from tollway.ids import TxHash
 from tollway.ledger.history import LastPayment, ListedPayment, PaymentPlace, PaymentQuery
@@ -88,7 +88,8 @@ def _set_filters(query: PaymentQuery) -> list[ColumnElement[bool]]:
 
 def _is_of_wallet(query: PaymentQuery) -> ColumnElement[bool]:
     columns = payment_table.c
-    return (columns.payer if query.role == "payer" else columns.payee) == bytes(query.wallet)
+    wallet = columns.payer if query.role == "payer" else columns.payee
+    return and_(wallet == bytes(query.wallet), ~columns.is_escrow)
 
 
 def _place_filters(connection: Connection, query: PaymentQuery) -> list[ColumnElement[bool]]:

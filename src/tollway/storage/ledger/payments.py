@@ -44,6 +44,7 @@ from tollway.storage.engine.batch_loader import BatchLoader
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.outage import ValueRefused
 from tollway.storage.engine.statements import Prepared, Within, insert_for
+from tollway.storage.ledger.channel_balance import find_deposits, lock_with_channels, return_deposit
 from tollway.storage.ledger.debts import find_debts, pay_debts
 from tollway.storage.ledger.gone_payments import has_unmoved, move_calls
 from tollway.storage.ledger.history import find_returnable_units
@@ -151,7 +152,9 @@ def _record(
     fresh = {_key(new) for new in sorted(payments, key=_key) if insert_payment(connection, new, now_ms)}
     ids = {_key(new): find_payment_id(connection, new) for new in payments}
     locked_rows = LockedRows(connection, events=events)
-    locked_rows.lock_payments(ids.values())
+    known = [payment_id for key, payment_id in ids.items() if key not in fresh]
+    deposits = find_deposits(connection, known) if known else {}
+    lock_with_channels(locked_rows, ids.values(), deposits)
     arrived: list[int] = []
     for new in payments:
         payment_id = ids[_key(new)]
@@ -161,7 +164,10 @@ def _record(
             if is_lower and has_unmoved(connection, payment_id, taken_units=payment.taken_units):
                 continue
             locked_rows.payments[payment_id] = reinstate_payment(connection, payment, new, now_ms)
-            arrived.append(payment_id)
+            for deposit in deposits.get(payment_id, ()):
+                return_deposit(connection, locked_rows, deposit, block_number=new.block_number, now_ms=now_ms)
+            if not payment.is_escrow:
+                arrived.append(payment_id)
         elif is_worth_more(payment, new):
             more = new.value_units - payment.value_units
             raise_payment(connection, locked_rows, payment_id, more, calls=0, is_by_authorization=False)
@@ -208,7 +214,12 @@ _UNFINAL = Prepared(unfinal_query())
 
 
 def insert_payment(
-    connection: Connection, new: NewPayment, now_ms: int, *, is_authorized: bool = False
+    connection: Connection,
+    new: NewPayment,
+    now_ms: int,
+    *,
+    is_authorized: bool = False,
+    is_escrow: bool = False,
 ) -> bool:
     check_units(new.value_units)
     statement = insert_for(connection, payment_table).values(
@@ -227,6 +238,7 @@ def insert_payment(
         is_plain_ended=False,
         is_held=False,
         is_authorized=is_authorized,
+        is_escrow=is_escrow,
         recorded_ms=now_ms,
         checked_ms=NEVER_MS,
     )

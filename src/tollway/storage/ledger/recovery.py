@@ -286,11 +286,14 @@ def resolve(
     now_ms: int,
     events: EventLog = NO_EVENTS,
 ) -> CallState | None:
-    """Ends an unknown call as its provider decides. A charge by authorisation goes to settlement recovery, in the same transaction."""
+    """Ends an unknown call as its provider decides. A charge by authorisation goes to settlement recovery, in the same transaction. A call of a channel is only
+    released: its voucher pays the next call."""
     locked_rows = LockedRows(connection, events=events)
     lock_authorization(connection, call_id)
     call = locked_rows.lock_with_payments([call_id]).get(call_id)
     if call is None or call.state is not CallState.UNKNOWN:
+        return None
+    if call.channel_key is not None and outcome is CallState.CONSUMED:
         return None
     after = decide_resolution(outcome, is_unpaid=call.is_unpaid)
     if after is CallState.SETTLING:

@@ -21,6 +21,7 @@ from tollway.ledger.records import (
     SettlementEnd,
     decide_settlement_end,
 )
+from tollway.storage.ledger.channel_balance import credit_deposit
 from tollway.storage.ledger.gas_store import (
     SignerKey,
     is_attempt_stored,
@@ -76,6 +77,8 @@ class _LockedAuthorization:
     method: str
     digest: bytes
     has_stored_response: bool
+    base_units: int
+    channel_key: int | None
     payment_id: int | None = None
 
     def pay_with(self, transfer: SettledTransfer) -> NewPayment:
@@ -124,7 +127,10 @@ class BatchSettlement:
             if one.transfer is not None and call_id in seen and self._is_due(one, seen[call_id])
         }
         for call_id, new in sorted(moved.items(), key=lambda item: (item[1].tx_hash, item[0])):
-            insert_payment(self._connection, new, by_call[call_id].now_ms, is_authorized=True)
+            is_deposit = self._authorizations[call_id].channel_key is not None
+            insert_payment(
+                self._connection, new, by_call[call_id].now_ms, is_authorized=True, is_escrow=is_deposit
+            )
         for call_id, new in moved.items():
             payment_id = find_payment_id(self._connection, new)
             self._authorizations[call_id] = replace(self._authorizations[call_id], payment_id=payment_id)
@@ -184,6 +190,8 @@ class BatchSettlement:
             values["latency_ms"] = (call.latency_ms or 0) + max(0, conclude.now_ms - call.moved_ms)
         if transfer is None or authorization.payment_id is None:
             return self._locked_rows.move(call, CallState.RELEASED, moved_ms=conclude.now_ms, **values)
+        if authorization.channel_key is not None:
+            return self._record_deposit(call, authorization, transfer, end, values, moved_ms=conclude.now_ms)
         paid = replace(call, payment_id=authorization.payment_id)
         return self._record_transfer(paid, end, values, moved_ms=conclude.now_ms)
 
@@ -220,6 +228,42 @@ class BatchSettlement:
             replace(call, parts=parts), CallState.CONSUMED, moved_ms=moved_ms, **values
         )
 
+    def _record_deposit(
+        self,
+        call: LockedCall,
+        authorization: _LockedAuthorization,
+        transfer: SettledTransfer,
+        end: SettlementEnd,
+        values: dict[str, object],
+        *,
+        moved_ms: int,
+    ) -> CallState:
+        """Records the transfer in a payment of its own, and adds the deposit to the balance of the channel. The call takes its price of it, or nothing. Where the balance
+        does not cover the price any more, because the chain says less since the claim, the call is `reorged`."""
+        payment_id, key, locked_rows = authorization.payment_id, authorization.channel_key, self._locked_rows
+        assert payment_id is not None
+        assert key is not None
+        raise_payment(self._connection, locked_rows, payment_id, authorization.base_units, calls=0)
+        credit_deposit(
+            self._connection,
+            locked_rows,
+            key,
+            authorization.base_units,
+            block_number=transfer.block_number,
+            now_ms=moved_ms,
+        )
+        channel = locked_rows.channel(key)
+        values["payment_id"] = channel.payment_id
+        paid = replace(call, payment_id=channel.payment_id)
+        if end is SettlementEnd.CREDIT:
+            return locked_rows.move(paid, CallState.RELEASED, moved_ms=moved_ms, **values)
+        if end is SettlementEnd.LOST:
+            values["cut"] = "cut"
+        covered_units = min(call.due_units, max(0, channel.balance_units - channel.taken_units))
+        parts = {channel.payment_id: covered_units} if covered_units else {}
+        locked_rows.set_parts(paid, parts)
+        return locked_rows.move(replace(paid, parts=parts), CallState.CONSUMED, moved_ms=moved_ms, **values)
+
     def _is_due(self, conclude: Conclude, call: LockedCall) -> bool:
         authorization = self._authorizations.get(conclude.call_id)
         if authorization is None or call.epoch != conclude.epoch:
@@ -252,6 +296,8 @@ class BatchSettlement:
                 columns.payee,
                 columns.is_adrift,
                 columns.tx_hash,
+                columns.base_units,
+                columns.channel_id,
                 call_terms_table.c.method,
                 call_table.c.digest,
                 has_stored_response(columns.call_id, since_ms=self._responded_since_ms).label(
@@ -273,6 +319,8 @@ class BatchSettlement:
                 method=row.method,
                 digest=bytes(row.digest),
                 has_stored_response=bool(row.has_stored_response),
+                base_units=int(row.base_units),
+                channel_key=row.channel_id,
             )
             for row in self._connection.execute(query)
         }

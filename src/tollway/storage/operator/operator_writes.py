@@ -1,7 +1,7 @@
 """What an operator does, in SQL: signs in, releases balances, admits transactions; and the operators' audit log, in the transaction of each
 change. Also what the gateways record beside payments and calls: restores of the database, readiness.
 
-A restore holds every balance until the operator releases it. The age of a transaction does not grow while no gateway is ready.
+A restore holds every balance until the operator releases it; a channel takes no call any more. The age of a transaction does not grow while no gateway is ready.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -32,6 +32,7 @@ from sqlalchemy import (
 from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin, RecordedAuditEntry
 from tollway.identity.admin_sessions import AdminSession
 from tollway.ids import TxHash
+from tollway.ledger.channels import ChannelState
 from tollway.ledger.ledger import AuditReport
 from tollway.storage.engine.database import Database, metadata, partial_index, write_retried
 from tollway.storage.engine.statements import insert_for
@@ -40,6 +41,7 @@ from tollway.storage.ledger.ledger_audit import audit
 from tollway.storage.ledger.ledger_tables import (
     RowId,
     admission_table,
+    channel_table,
     outage_table,
     payment_table,
     readiness_table,
@@ -202,7 +204,13 @@ def mark_restored(connection: Connection, *, now_ms: int) -> None:
         # One lock for the table, because this update cannot lock payments in the order of claims.
         connection.execute(text("LOCK TABLE payment IN EXCLUSIVE MODE"))
     connection.execute(insert(restore_table), {"noted_ms": now_ms})
-    connection.execute(update(payment_table).where(~payment_table.c.is_held).values(is_held=True))
+    payments, channels = payment_table.c, channel_table.c
+    connection.execute(
+        update(payment_table).where(~payments.is_held, ~payments.is_escrow).values(is_held=True)
+    )
+    # Their keys are of the count of restores before: the channels are claimed and refunded.
+    draining = ChannelState.DRAINING.value
+    connection.execute(update(channel_table).where(channels.state != draining).values(state=draining))
 
 
 def held_before_ms(connection: Connection) -> int | None:

@@ -38,7 +38,7 @@ CREATE TABLE alembic_version (
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0034_baseline');
+INSERT INTO alembic_version (version_num) VALUES ('0035_baseline');
 
 CREATE TABLE audit_entry (
   id INTEGER NOT NULL,
@@ -257,6 +257,7 @@ CREATE TABLE payment (
   is_plain_ended BOOLEAN NOT NULL,
   is_held BOOLEAN NOT NULL,
   is_authorized BOOLEAN DEFAULT 0 NOT NULL,
+  is_escrow BOOLEAN DEFAULT 0 NOT NULL,
   recorded_ms BIGINT NOT NULL,
   checked_ms BIGINT NOT NULL,
   gone_ms BIGINT,
@@ -353,7 +354,7 @@ CREATE TABLE schema_floor (
   CONSTRAINT ck_schema_floor_one_row CHECK (id = 1)
 );
 
-INSERT INTO schema_floor (id, revision) VALUES (1, '0034_baseline');
+INSERT INTO schema_floor (id, revision) VALUES (1, '0035_baseline');
 
 CREATE TABLE search_block (
   feature TEXT NOT NULL,
@@ -549,87 +550,49 @@ CREATE INDEX ix_webhook_message_open ON webhook_message (endpoint_no, due_ms) WH
 
 CREATE INDEX ix_webhook_message_settled ON webhook_message (last_ms) WHERE state <> 'pending';
 
-CREATE TABLE call (
-  id VARCHAR(64) NOT NULL,
-  terms_id BIGINT NOT NULL,
-  listing_key BIGINT NOT NULL,
-  provider BLOB NOT NULL,
-  payer BLOB,
-  payment_id BIGINT,
-  channel_id BIGINT,
-  state VARCHAR(10) NOT NULL,
-  rail VARCHAR(10) NOT NULL,
-  epoch INTEGER NOT NULL,
-  attempts INTEGER NOT NULL,
-  cut VARCHAR(10) NOT NULL,
-  clock_releases BOOLEAN NOT NULL,
-  needs_locks BOOLEAN DEFAULT 0 NOT NULL,
-  price_units BIGINT NOT NULL,
-  actual_units BIGINT,
-  quantities TEXT,
-  taken_units BIGINT NOT NULL,
-  http_status INTEGER,
-  upstream_status INTEGER,
-  request_bytes BIGINT,
-  response_bytes BIGINT,
-  latency_ms BIGINT,
-  upstream_latency_ms BIGINT,
-  delivery VARCHAR(10),
-  created_ms BIGINT NOT NULL,
-  moved_ms BIGINT NOT NULL,
-  completed_ms BIGINT,
-  owner_id VARCHAR(64) NOT NULL,
-  path TEXT NOT NULL,
-  digest BLOB NOT NULL,
-  request_id VARCHAR(128) NOT NULL,
-  nonce BLOB,
-  nonce_tx_hash BLOB,
-  nonce_chain_id BIGINT,
-  idempotency_key TEXT,
-  error TEXT,
-  CONSTRAINT pk_call PRIMARY KEY (id),
-  CONSTRAINT ck_call_taken_within_price CHECK (taken_units >= 0 AND taken_units <= price_units),
-  CONSTRAINT ck_call_actual_within_price CHECK (actual_units IS NULL OR (actual_units >= 0 AND actual_units <= price_units)),
-  CONSTRAINT ck_call_actual_measured CHECK ((actual_units IS NULL) = (coalesce(quantities, '') = '')),
-  CONSTRAINT fk_call_terms FOREIGN KEY(terms_id) REFERENCES call_terms (id),
-  CONSTRAINT fk_call_payment FOREIGN KEY(payment_id) REFERENCES payment (id)
+CREATE TABLE channel (
+  "key" INTEGER NOT NULL,
+  chain_id BIGINT NOT NULL,
+  channel_id BLOB NOT NULL,
+  payment_id BIGINT NOT NULL,
+  payer BLOB NOT NULL,
+  payer_authorizer BLOB NOT NULL,
+  receiver BLOB NOT NULL,
+  receiver_authorizer BLOB NOT NULL,
+  token BLOB NOT NULL,
+  withdraw_delay BIGINT NOT NULL,
+  salt BLOB NOT NULL,
+  state VARCHAR(12) NOT NULL,
+  start_units BIGINT NOT NULL,
+  lacking_units BIGINT NOT NULL,
+  announced BIGINT NOT NULL,
+  published BIGINT NOT NULL,
+  spent_ceiling BIGINT,
+  spent_signature BLOB,
+  waiting_ceiling BIGINT,
+  waiting_signature BLOB,
+  candidate_ceiling BIGINT,
+  candidate_signature BLOB,
+  balance BIGINT NOT NULL,
+  total_claimed BIGINT NOT NULL,
+  refund_nonce BIGINT NOT NULL,
+  withdrawal_amount BIGINT NOT NULL,
+  withdrawal_since_s BIGINT NOT NULL,
+  block_number BIGINT NOT NULL,
+  reserved_call VARCHAR(64),
+  opened_ms BIGINT NOT NULL,
+  CONSTRAINT pk_channel PRIMARY KEY ("key"),
+  CONSTRAINT uq_channel_id UNIQUE (channel_id, chain_id),
+  CONSTRAINT fk_channel_payment FOREIGN KEY(payment_id) REFERENCES payment (id)
 );
 
-CREATE INDEX ix_call_payer_time ON call (payer, created_ms);
+CREATE UNIQUE INDEX uq_channel_payment_id ON channel (payment_id);
 
-CREATE INDEX ix_call_provider_time ON call (provider, created_ms);
+CREATE INDEX ix_channel_payer ON channel (payer, chain_id, token);
 
-CREATE INDEX ix_call_payment_time ON call (payment_id, created_ms);
+CREATE INDEX ix_channel_receiver ON channel (receiver, token, chain_id);
 
-CREATE INDEX ix_call_payer_listing ON call (payer, listing_key, created_ms);
-
-CREATE INDEX ix_call_provider_listing ON call (provider, listing_key, created_ms);
-
-CREATE UNIQUE INDEX uq_call_nonce ON call (nonce, nonce_tx_hash, nonce_chain_id) WHERE nonce IS NOT NULL AND state <> 'released';
-
-CREATE INDEX ix_call_repeatable ON call (payment_id, digest) WHERE state IN ('forwarding', 'unknown') OR cut = 'cut';
-
-CREATE INDEX ix_call_forwarding ON call (owner_id) WHERE state = 'forwarding';
-
-CREATE INDEX ix_call_unknown ON call (moved_ms) WHERE state = 'unknown';
-
-CREATE INDEX ix_call_settling ON call (owner_id) WHERE state = 'settling';
-
-CREATE INDEX ix_call_unmeasured ON call (payment_id) WHERE quantities = '' AND state IN ('consumed', 'reorged');
-
-CREATE INDEX ix_call_keyed ON call (payer, idempotency_key, created_ms) WHERE idempotency_key IS NOT NULL;
-
-CREATE INDEX ix_call_moving ON call (payer) WHERE state IN ('forwarding', 'settling', 'unknown') AND rail IN ('x402', 'mpp');
-
-CREATE INDEX ix_call_payer_failed ON call (payer, created_ms, listing_key, state, upstream_status) WHERE state = 'released' OR (state IN ('consumed', 'reorged') AND (upstream_status IS NULL OR upstream_status >= 400));
-
-CREATE INDEX ix_call_payer_unknown ON call (payer, created_ms, listing_key) WHERE state = 'unknown';
-
-CREATE INDEX ix_call_provider_failed ON call (provider, created_ms, listing_key, state, upstream_status) WHERE state = 'released' OR (state IN ('consumed', 'reorged') AND (upstream_status IS NULL OR upstream_status >= 400));
-
-CREATE INDEX ix_call_provider_unknown ON call (provider, created_ms, listing_key) WHERE state = 'unknown';
-
-CREATE INDEX ix_call_reorged ON call (payer, created_ms, id) WHERE state = 'reorged';
+CREATE INDEX ix_channel_reserved ON channel (reserved_call) WHERE reserved_call IS NOT NULL;
 
 CREATE TABLE listing_document (
   listing_seq BIGINT NOT NULL,
@@ -747,6 +710,89 @@ CREATE INDEX ix_listing_vector_change ON listing_vector (change);
 
 CREATE INDEX ix_listing_vector_due ON listing_vector (listing_seq) WHERE due_revision IS NOT NULL;
 
+CREATE TABLE call (
+  id VARCHAR(64) NOT NULL,
+  terms_id BIGINT NOT NULL,
+  listing_key BIGINT NOT NULL,
+  provider BLOB NOT NULL,
+  payer BLOB,
+  payment_id BIGINT,
+  channel_id BIGINT,
+  state VARCHAR(10) NOT NULL,
+  rail VARCHAR(10) NOT NULL,
+  epoch INTEGER NOT NULL,
+  attempts INTEGER NOT NULL,
+  cut VARCHAR(10) NOT NULL,
+  clock_releases BOOLEAN NOT NULL,
+  needs_locks BOOLEAN DEFAULT 0 NOT NULL,
+  price_units BIGINT NOT NULL,
+  actual_units BIGINT,
+  quantities TEXT,
+  taken_units BIGINT NOT NULL,
+  http_status INTEGER,
+  upstream_status INTEGER,
+  request_bytes BIGINT,
+  response_bytes BIGINT,
+  latency_ms BIGINT,
+  upstream_latency_ms BIGINT,
+  delivery VARCHAR(10),
+  created_ms BIGINT NOT NULL,
+  moved_ms BIGINT NOT NULL,
+  completed_ms BIGINT,
+  owner_id VARCHAR(64) NOT NULL,
+  path TEXT NOT NULL,
+  digest BLOB NOT NULL,
+  request_id VARCHAR(128) NOT NULL,
+  nonce BLOB,
+  nonce_tx_hash BLOB,
+  nonce_chain_id BIGINT,
+  idempotency_key TEXT,
+  error TEXT,
+  CONSTRAINT pk_call PRIMARY KEY (id),
+  CONSTRAINT ck_call_taken_within_price CHECK (taken_units >= 0 AND taken_units <= price_units),
+  CONSTRAINT ck_call_actual_within_price CHECK (actual_units IS NULL OR (actual_units >= 0 AND actual_units <= price_units)),
+  CONSTRAINT ck_call_actual_measured CHECK ((actual_units IS NULL) = (coalesce(quantities, '') = '')),
+  CONSTRAINT fk_call_terms FOREIGN KEY(terms_id) REFERENCES call_terms (id),
+  CONSTRAINT fk_call_payment FOREIGN KEY(payment_id) REFERENCES payment (id),
+  CONSTRAINT fk_call_channel FOREIGN KEY(channel_id) REFERENCES channel ("key")
+);
+
+CREATE INDEX ix_call_payer_time ON call (payer, created_ms);
+
+CREATE INDEX ix_call_provider_time ON call (provider, created_ms);
+
+CREATE INDEX ix_call_payment_time ON call (payment_id, created_ms);
+
+CREATE INDEX ix_call_payer_listing ON call (payer, listing_key, created_ms);
+
+CREATE INDEX ix_call_provider_listing ON call (provider, listing_key, created_ms);
+
+CREATE UNIQUE INDEX uq_call_nonce ON call (nonce, nonce_tx_hash, nonce_chain_id) WHERE nonce IS NOT NULL AND state <> 'released';
+
+CREATE INDEX ix_call_repeatable ON call (payment_id, digest) WHERE state IN ('forwarding', 'unknown') OR cut = 'cut';
+
+CREATE INDEX ix_call_forwarding ON call (owner_id) WHERE state = 'forwarding';
+
+CREATE INDEX ix_call_unknown ON call (moved_ms) WHERE state = 'unknown';
+
+CREATE INDEX ix_call_settling ON call (owner_id) WHERE state = 'settling';
+
+CREATE INDEX ix_call_unmeasured ON call (payment_id) WHERE quantities = '' AND state IN ('consumed', 'reorged');
+
+CREATE INDEX ix_call_keyed ON call (payer, idempotency_key, created_ms) WHERE idempotency_key IS NOT NULL;
+
+CREATE INDEX ix_call_moving ON call (payer) WHERE state IN ('forwarding', 'settling', 'unknown') AND payment_id IS NULL AND rail IN ('x402', 'mpp', 'channel');
+
+CREATE INDEX ix_call_payer_failed ON call (payer, created_ms, listing_key, state, upstream_status) WHERE state = 'released' OR (state IN ('consumed', 'reorged') AND (upstream_status IS NULL OR upstream_status >= 400));
+
+CREATE INDEX ix_call_payer_unknown ON call (payer, created_ms, listing_key) WHERE state = 'unknown';
+
+CREATE INDEX ix_call_provider_failed ON call (provider, created_ms, listing_key, state, upstream_status) WHERE state = 'released' OR (state IN ('consumed', 'reorged') AND (upstream_status IS NULL OR upstream_status >= 400));
+
+CREATE INDEX ix_call_provider_unknown ON call (provider, created_ms, listing_key) WHERE state = 'unknown';
+
+CREATE INDEX ix_call_reorged ON call (payer, created_ms, id) WHERE state = 'reorged';
+
 CREATE TABLE authorization (
   nonce BLOB NOT NULL,
   chain_id BIGINT NOT NULL,
@@ -766,11 +812,16 @@ CREATE TABLE authorization (
   tx_hash BLOB,
   settled_block BIGINT,
   client_network BLOB,
+  channel_id BIGINT,
+  deposit_salt BLOB,
   CONSTRAINT pk_authorization PRIMARY KEY (nonce, chain_id, asset, payer),
-  CONSTRAINT fk_authorization_call FOREIGN KEY(call_id) REFERENCES call (id)
+  CONSTRAINT fk_authorization_call FOREIGN KEY(call_id) REFERENCES call (id),
+  CONSTRAINT fk_authorization_channel FOREIGN KEY(channel_id) REFERENCES channel ("key")
 );
 
 CREATE UNIQUE INDEX uq_authorization_call_id ON authorization (call_id);
+
+CREATE INDEX ix_authorization_deposit ON authorization (channel_id) WHERE channel_id IS NOT NULL;
 
 CREATE INDEX ix_authorization_adrift ON authorization (looked_ms) WHERE is_adrift;
 

@@ -1,0 +1,159 @@
+"""The rows of channels in SQL: read by name, by key or by payer; written whole.
+
+A row changes under the lock of its payment only, so it is read without a lock once that payment is locked. `ledger_batch` writes it with a claim, `locked_rows` with the
+end of a call, `channel_store` with what the chain says.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, insert, select, update
+
+from tollway.chain.channel_contract import ChannelConfig
+from tollway.ids import Address, CallId, ChainId, ChannelId
+from tollway.ledger.channels import Channel, ChannelFacts, ChannelName, ChannelState, Voucher
+from tollway.ledger.records import CallState
+from tollway.storage.engine.statements import Prepared, Within
+from tollway.storage.ledger.ledger_tables import call_table, channel_table, payment_table
+
+_CONFIG = ("payer", "payer_authorizer", "receiver", "receiver_authorizer", "token", "withdraw_delay", "salt")
+_FACTS = ("total_claimed", "refund_nonce", "withdrawal_amount", "withdrawal_since_s", "block_number")
+_VOUCHERS = ("spent", "waiting", "candidate")
+_IDENTITY = ("key", "chain_id", "channel_id", "payment_id")
+_SUMS = ("start_units", "lacking_units", "announced", "published")
+_READ = (
+    *_IDENTITY,
+    *_CONFIG,
+    "state",
+    *_SUMS,
+    *(f"{name}_{part}" for name in _VOUCHERS for part in ("ceiling", "signature")),
+    "balance",
+    *_FACTS,
+    "reserved_call",
+)
+_WRITTEN = tuple(name for name in _READ if name not in (*_IDENTITY, *_CONFIG))
+
+
+def find_channels(connection: Connection, names: Collection[ChannelName]) -> dict[ChannelName, Channel]:
+    """A channel on another chain may have the same id, so the chain is compared here."""
+    if not names:
+        return {}
+    rows = _BY_ID.fetch(connection, channel_ids=sorted({name.channel_id for name in names}))
+    found = {channel.name: channel for channel in map(_parse, rows)}
+    return {name: found[name] for name in names if name in found}
+
+
+def read_channels(connection: Connection, keys: Collection[int]) -> dict[int, Channel]:
+    if not keys:
+        return {}
+    return {one.key: one for one in map(_parse, _BY_KEY.fetch(connection, keys=sorted(keys)))}
+
+
+def insert_channel(
+    connection: Connection,
+    name: ChannelName,
+    config: ChannelConfig,
+    facts: ChannelFacts,
+    *,
+    payment_id: int,
+    now_ms: int,
+) -> None:
+    """What is claimed already counts as taken and announced. Its payment is inserted before."""
+    state = ChannelState.WITHDRAWING if facts.withdrawal_since_s else ChannelState.OPEN
+    row = {
+        "chain_id": name.chain_id,
+        "channel_id": name.channel_id,
+        "payment_id": payment_id,
+        **{part: getattr(config, part) for part in _CONFIG},
+        "state": state.value,
+        "start_units": facts.total_claimed,
+        "lacking_units": 0,
+        "announced": facts.total_claimed,
+        "published": 0,
+        **_facts_values(facts),
+        "opened_ms": now_ms,
+    }
+    connection.execute(insert(channel_table), row)
+
+
+def write_channels(connection: Connection, channels: Iterable[Channel]) -> None:
+    """Writes what may change of these channels. The payment of each is locked."""
+    rows = [_written_row(channel) for channel in channels]
+    if rows:
+        _WRITE.run(connection, rows)
+
+
+def _written_row(channel: Channel) -> dict[str, object]:
+    row: dict[str, object] = {
+        "at_key": channel.key,
+        "state": channel.state.value,
+        **{name: getattr(channel, name) for name in _SUMS},
+        "reserved_call": channel.reserved_call,
+        **_facts_values(channel.facts),
+    }
+    for name in _VOUCHERS:
+        voucher: Voucher | None = getattr(channel, name)
+        row[f"{name}_ceiling"] = None if voucher is None else voucher.ceiling
+        row[f"{name}_signature"] = None if voucher is None else voucher.signature
+    return row
+
+
+def _facts_values(facts: ChannelFacts) -> dict[str, object]:
+    return {"balance": facts.balance, **{name: getattr(facts, name) for name in _FACTS}}
+
+
+def _select_channels() -> Select[Any]:
+    own, payments, calls = channel_table.c, payment_table.c, call_table.c
+    return (
+        select(*(own[name] for name in _READ), payments.taken_units, calls.state)
+        .join(payment_table, payments.id == own.payment_id)
+        .outerjoin(call_table, calls.id == own.reserved_call)
+    )
+
+
+_BY_ID = Prepared(_select_channels().where(Within(channel_table.c.channel_id, "channel_ids")))
+_BY_KEY = Prepared(_select_channels().where(Within(channel_table.c.key, "keys")))
+_WRITE = Prepared(
+    update(channel_table)
+    .where(channel_table.c.key == bindparam("at_key"))
+    .values({name: bindparam(name) for name in _WRITTEN})
+)
+
+
+def _parse(row: Sequence[Any]) -> Channel:
+    own = dict(zip(_READ, row, strict=False))
+    taken_units, reserved_state = row[len(_READ) :]
+    return Channel(
+        key=own["key"],
+        id=ChannelId(own["channel_id"]),
+        chain_id=ChainId(own["chain_id"]),
+        config=parse_config(own),
+        payment_id=own["payment_id"],
+        **{name: own[name] for name in _SUMS},
+        balance_units=own["balance"],
+        taken_units=own["start_units"] + taken_units,
+        spent=_parse_voucher(own, "spent"),
+        waiting=_parse_voucher(own, "waiting"),
+        candidate=_parse_voucher(own, "candidate"),
+        facts=ChannelFacts(balance=own["balance"], **{name: own[name] for name in _FACTS}),
+        state=ChannelState(own["state"]),
+        reserved_call=None if own["reserved_call"] is None else CallId(own["reserved_call"]),
+        reserved_state=None if reserved_state is None else CallState(reserved_state),
+    )
+
+
+def parse_config(own: dict[str, Any]) -> ChannelConfig:
+    return ChannelConfig(
+        payer=Address(own["payer"]),
+        payer_authorizer=Address(own["payer_authorizer"]),
+        receiver=Address(own["receiver"]),
+        receiver_authorizer=Address(own["receiver_authorizer"]),
+        token=Address(own["token"]),
+        withdraw_delay=own["withdraw_delay"],
+        salt=bytes(own["salt"]),
+    )
+
+
+def _parse_voucher(own: dict[str, Any], name: str) -> Voucher | None:
+    ceiling = own[f"{name}_ceiling"]
+    return None if ceiling is None else Voucher(ceiling=ceiling, signature=bytes(own[f"{name}_signature"]))
