@@ -14,10 +14,11 @@ from tests.kit.ledger_records import (
     claim_on,
     close_of,
 )
+from tollway.chain.channel_contract import ChannelConfig
 from tollway.ids import Address, keccak256
 from tollway.ledger.channels import Channel, ChannelClaim, ChannelFacts, Voucher
 from tollway.ledger.ledger import Claim, Claimed, Closed
-from tollway.ledger.records import CallState, ChannelConfig, ChannelDeposit, Cover
+from tollway.ledger.records import CallState, ChannelDeposit, Cover
 
 TOKEN = Address(bytes.fromhex(USDC[2:]))
 COLLECTOR = Address(b"\x40\x20" + b"\x04" * 18)
@@ -76,6 +77,7 @@ def voucher_claim(
     shown = ChannelClaim(
         channel_id=channel.id,
         voucher=voucher_of(channel.announced + price_units if ceiling is None else ceiling),
+        step_units=price_units,
         deposit_units=0,
         unclaimed_max=UNCLAIMED_MAX,
     )

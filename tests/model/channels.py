@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from tests.model.moves import MemoryMoves
 from tests.model.rows import MemoryAuthorization, MemoryCall, owed_units
-from tollway.ids import ChainId, TxHash
+from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, ChannelConfig
+from tollway.ids import ChainId, ChannelId, TxHash
 from tollway.ledger.channels import (
-    SETTLEMENT_CONTRACT,
     Channel,
     ChannelFacts,
     ChannelName,
@@ -16,7 +16,7 @@ from tollway.ledger.channels import (
 )
 from tollway.ledger.claims import check_units
 from tollway.ledger.ledger import Claim
-from tollway.ledger.records import CallState, ChannelConfig, Payment, PaymentState, Usage
+from tollway.ledger.records import CallState, Payment, PaymentState, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,19 @@ class MemoryDeposit:
 class MemoryChannels(MemoryMoves):
     """Keeps the promises of `ChannelLedger`."""
 
-    async def find_channel(self, chain_id: ChainId, channel_id: bytes) -> Channel | None:
+    async def find_channel(self, chain_id: ChainId, channel_id: ChannelId) -> Channel | None:
         self._answer()
         name = ChannelName(chain_id, channel_id)
         return self._channel(name) if name in self._rows.channels else None
 
     async def open_channel(
-        self, chain_id: ChainId, channel_id: bytes, config: ChannelConfig, facts: ChannelFacts, *, now_ms: int
+        self,
+        chain_id: ChainId,
+        channel_id: ChannelId,
+        config: ChannelConfig,
+        facts: ChannelFacts,
+        *,
+        now_ms: int,
     ) -> Channel:
         check_facts(facts)
         self._answer()

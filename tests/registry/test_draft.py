@@ -158,9 +158,53 @@ def test_accepts() -> None:
         accepted({**BODY, **changes})
 
 
-PRICES = ["1e3", "-1", "01", "0.0000000001", "NaN", "+1", ".5", "1.", "0x1", "1,5", "1_000", "٣", "²", "Infinity", "00", "0.", "1.0.0", "9223372037"]
+PRICES = [
+    "1e3",
+    "-1",
+    "01",
+    "0.0000000001",
+    "NaN",
+    "+1",
+    ".5",
+    "1.",
+    "0x1",
+    "1,5",
+    "1_000",
+    "٣",
+    "²",
+    "Infinity",
+    "00",
+    "0.",
+    "1.0.0",
+    "9223372037",
+]
 PRICES += ["", " 1", "1 ", "1\n", "1" * 33, "0.0000001", "0.0100000"]
-RESERVED = ["Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade", "Keep-Alive", "Proxy-Authorization", "Content-Length", "Host", "Cookie", "Set-Cookie", "Expect", "X-Payment", "X-Payment-Tx", "X-Signature", "X-Signature-Params", "PAYMENT-SIGNATURE", "Tollway-Max-Price", "SIGN-IN-WITH-X", "Signature-Input", "CDN-Loop", "X-Forwarded-For", "Via", "X-HTTP-Method-Override"]
+RESERVED = [
+    "Connection",
+    "TE",
+    "Trailer",
+    "Transfer-Encoding",
+    "Upgrade",
+    "Keep-Alive",
+    "Proxy-Authorization",
+    "Content-Length",
+    "Host",
+    "Cookie",
+    "Set-Cookie",
+    "Expect",
+    "X-Payment",
+    "X-Payment-Tx",
+    "X-Signature",
+    "X-Signature-Params",
+    "PAYMENT-SIGNATURE",
+    "Tollway-Max-Price",
+    "SIGN-IN-WITH-X",
+    "Signature-Input",
+    "CDN-Loop",
+    "X-Forwarded-For",
+    "Via",
+    "X-HTTP-Method-Override",
+]
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     *[({"pricePerRequest": price}, ["/pricePerRequest price"]) for price in PRICES],

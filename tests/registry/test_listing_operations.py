@@ -13,7 +13,28 @@ from tollway.registry.openapi import DocumentParameter, Place
 
 PROVIDER = Address.parse("0x" + "11" * 20)
 
-CONTROLS = ["Idempotency-Key", "X-Payment", "X-Payment-Tx", "X-Payment-Whatever", "X-Signature", "X-Signature-Params", "X-Signature-Other", "PAYMENT-SIGNATURE", "Payment-Other", "Tollway-Max-Price", "X-Tollway-Other", "Signature", "Signature-Input", "Signature-Agent", "SIGN-IN-WITH-X", "sign-in-with-other", "AUTHORIZATION", "Cookie", "Set-Cookie", "Proxy-Authorization"]
+CONTROLS = [
+    "Idempotency-Key",
+    "X-Payment",
+    "X-Payment-Tx",
+    "X-Payment-Whatever",
+    "X-Signature",
+    "X-Signature-Params",
+    "X-Signature-Other",
+    "PAYMENT-SIGNATURE",
+    "Payment-Other",
+    "Tollway-Max-Price",
+    "X-Tollway-Other",
+    "Signature",
+    "Signature-Input",
+    "Signature-Agent",
+    "SIGN-IN-WITH-X",
+    "sign-in-with-other",
+    "AUTHORIZATION",
+    "Cookie",
+    "Set-Cookie",
+    "Proxy-Authorization",
+]
 
 
 METHODS: list[tuple[tuple[str, ...], str, bool]] = [

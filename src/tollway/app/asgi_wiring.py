@@ -301,6 +301,7 @@ class AsgiBuilder:
             networks=self._networks,
             clock=clock,
             is_x402=settings.x402,
+            has_channels=parts.settlement_services.channels is not None,
         )
         channels = self._make_channel_rail(idempotency, clock)
         find_requirements = authorizations.find_requirements
@@ -332,17 +333,17 @@ class AsgiBuilder:
 
     def _make_channel_rail(self, idempotency: Idempotency, clock: ClockAndEntropy) -> ChannelRail | None:
         parts, services = self._parts, self._parts.settlement_services
-        networks = services.channel_networks
-        if networks is None:
+        channels = services.channels
+        if channels is None:
             return None
         return ChannelRail(
             ledger=parts.ledger,
-            channel_ledger=parts.channel_ledger,
-            chains=networks,
+            channel_ledger=channels.ledger,
+            chains=channels.networks,
             settlement=services.settlement,
             idempotency=idempotency,
             rules=parts.rules,
-            channel_rules=networks.rules,
+            channel_rules=channels.networks.rules,
             limits=self._limits,
             clock=clock,
             public_url=self._settings.public_url,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from tollway.app.channel_wiring import ChannelParts
 from tollway.app.fleet_view import FleetView
 from tollway.app.observation import NodeMetrics, make_settlement_metrics
 from tollway.app.runtime import now_ms, ticks_ms
@@ -35,7 +36,6 @@ from tollway.observability.telemetry import BackgroundTaskStatus, Metrics
 from tollway.outbound.client import HttpClient
 from tollway.outbound.probes import Fetcher
 from tollway.payments.channel_networks import make_channel_rules
-from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.reorg_watcher import ReorgTraces, ReorgWatcher
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transaction_verifier import TransactionVerifier
@@ -48,6 +48,7 @@ from tollway.storage.catalog.creation_store import CreationStore
 from tollway.storage.engine.database import Database, connect_database
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.migrate import SchemaCheck
+from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 from tollway.storage.ledger.finality import FinalityStore
 from tollway.storage.ledger.gas_store import GasStore
 from tollway.storage.ledger.history import HistoryStore
@@ -146,7 +147,7 @@ class GatewayParts:
             background=self.background,
             metrics=make_settlement_metrics(self.metrics),
             traces=self.trace_sampler,
-            channel_rules=self._make_channel_rules(),
+            channels=self._make_channel_parts(),
         )
         self.watcher = self._make_watcher()
         for chain_id, rules in self.rules.items():
@@ -256,14 +257,19 @@ class GatewayParts:
         networks = self.settings.networks if self.settings.x402 or self.settings.mpp else ()
         return {network.rules.chain_id: network.settlement for network in networks}
 
-    def _make_channel_rules(self) -> dict[ChainId, ChannelRules] | None:
+    def _make_channel_parts(self) -> ChannelParts | None:
         if not self.settings.channels or not self.settings.x402:
             return None
-        authorizers = tuple(
-            ChannelAuthorizer.derive(key.get_secret_value(), origin=str(self.origin), restores=0).address
+        authorizers = [
+            ChannelAuthorizer.derive(key.get_secret_value(), origin=str(self.origin), restores=0)
             for key in self.settings.secret_keys
+        ]
+        rules = make_channel_rules(
+            self.rules,
+            self._settlement_rules(),
+            authorizers=tuple(authorizer.address for authorizer in authorizers),
         )
-        return make_channel_rules(self.rules, self._settlement_rules(), authorizers=authorizers)
+        return ChannelParts(ledger=ChannelClaimStore(self.database), rules=rules, authorizers=authorizers)
 
     def _make_chains(self) -> RpcReader:
         return RpcReader(

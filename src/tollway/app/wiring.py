@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 
+from tollway.app.channel_wiring import ChannelParts, ChannelServices
 from tollway.app.runtime import BackgroundTaskGroup
 from tollway.app.webhooks import WebhookServices
 from tollway.chain.networks import ChainRules
@@ -24,8 +25,6 @@ from tollway.observability.call_trace import TraceSampler
 from tollway.outbound.client import HttpClient
 from tollway.outbound.dns import TxtRecords
 from tollway.outbound.probes import OwnershipChecker
-from tollway.payments.channel_networks import ChannelNetworks
-from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.facilitator import FacilitatorClient, HttpFacilitatorTransport
 from tollway.payments.gas import NO_METRICS, GasBudget, SettlementMetrics
 from tollway.payments.held_calls import HeldCalls
@@ -69,9 +68,9 @@ class SettlementServices:
         background: BackgroundTasks,
         metrics: SettlementMetrics = NO_METRICS,
         traces: TraceSampler | None = None,
-        channel_rules: Mapping[ChainId, ChannelRules] | None = None,
+        channels: ChannelParts | None = None,
     ) -> None:
-        """`channel_rules` None: channels are off."""
+        """`channels` None: they are off."""
         self._background = background
         self._ledger = ledger
         self._limits = limits
@@ -91,13 +90,6 @@ class SettlementServices:
             facilitators=facilitators,
             metrics=metrics,
             task=background[TaskName.GAS_CHECK],
-        )
-        self.channel_networks = (
-            None
-            if channel_rules is None
-            else ChannelNetworks(
-                chains, channel_rules, chain_rules=rules, gas_budget=gas_budget, limits=limits
-            )
         )
         self._receipt_poller = ReceiptPoller(chains, tuple(rules), task=background[TaskName.RECEIPT_POLLING])
         self._orphans = Orphans(ledger)
@@ -130,6 +122,17 @@ class SettlementServices:
             metrics=metrics,
             traces=traces,
         )
+        self.channels = None
+        if channels is not None:
+            self.channels = ChannelServices(
+                channels,
+                gas_ledger=gas_ledger,
+                chains=chains,
+                rules=rules,
+                gas_budget=gas_budget,
+                limits=limits,
+                now_ms=now_ms,
+            )
 
     @cached_property
     def held_calls(self) -> HeldCalls:
@@ -156,8 +159,8 @@ class SettlementServices:
         """Reads the gas prices, so that the first 402 offers what can be settled. A chain that is unavailable may come back later."""
         await self._facilitator_http.open()
         await self.gas_budget.refresh()
-        if self.channel_networks is not None:
-            await self.channel_networks.refresh()
+        if self.channels is not None:
+            await self.channels.networks.refresh()
 
     async def close(self) -> None:
         await self._facilitator_http.close()
@@ -167,9 +170,9 @@ class SettlementServices:
         sweep = partial(self._background[TaskName.SETTLEMENT_SWEEP].supervise, self._sweep)
         tasks.start(TaskName.GAS_CHECK, self.gas_budget.run)
         tasks.start(TaskName.RECEIPT_POLLING, self._receipt_poller.run)
-        if self.channel_networks is not None:
+        if self.channels is not None:
             tasks.start_periodic(
-                TaskName.CHANNEL_CHECK, self._limits.sweep_interval_s, self.channel_networks.refresh
+                TaskName.CHANNEL_CHECK, self._limits.sweep_interval_s, self.channels.networks.refresh
             )
         tasks.start_periodic(
             TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self._orphans.mark_due
@@ -180,9 +183,15 @@ class SettlementServices:
     async def _sweep(self) -> None:
         task = self._background[TaskName.SETTLEMENT_SWEEP]
         try:
-            await task.repeat(self._limits.sweep_interval_s, self._settlement_recovery.run_once)
+            await task.repeat(self._limits.sweep_interval_s, self._sweep_once)
         finally:
             self._metrics.orphaned(0)  # the next leader counts them
+
+    async def _sweep_once(self) -> None:
+        """The recovery replaces the transactions of claims too, so both run in one gateway."""
+        await self._settlement_recovery.run_once()
+        if self.channels is not None:
+            await self.channels.run_once()
 
     async def _prune(self) -> None:
         await self.stored_responses.prune(now_ms=self._ledger.shared_ms())

@@ -69,6 +69,7 @@ from tollway.ledger.records import (
 from tollway.limits import Limits
 from tollway.money import Price
 from tollway.payments.authorization_check import is_late, match_requirement, parse_presented
+from tollway.payments.channel_wire import names_channel
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.mpp import Challenger, ChallengeRoute
 from tollway.payments.payment_required import encode_failure
@@ -117,8 +118,9 @@ class AuthorizationRail:
         networks: ClientNetworks,
         clock: ClockAndEntropy,
         is_x402: bool = True,
+        has_channels: bool = False,
     ) -> None:
-        """`challenger` None: MPP is off. `is_x402` False: x402 is off."""
+        """`challenger` None: MPP is off. `is_x402` False: x402 is off. `has_channels`: another rail reads the payments of channels."""
         self.ledger = ledger
         self.settlement = settlement
         self.idempotency = idempotency
@@ -129,6 +131,7 @@ class AuthorizationRail:
         self.clock = clock
         self._challenger = challenger
         self._is_x402 = is_x402
+        self._has_channels = has_channels
         self._quotes: RevisionCache[tuple[PaymentRequirement, ...]] = RevisionCache(QUOTES_MAX)
 
     def find_requirements(
@@ -153,7 +156,7 @@ class AuthorizationRail:
         )
 
     def read(self, request: ProxyRequest) -> PresentedAuthorization | Problem | None:
-        return parse_presented(
+        presented = parse_presented(
             request.headers,
             challenger=self._challenger,
             find_route=partial(build_challenge_route, request),
@@ -161,6 +164,8 @@ class AuthorizationRail:
             limits=self.limits,
             is_x402=self._is_x402,
         )
+        is_refused = self._has_channels and isinstance(presented, Problem)
+        return None if is_refused and names_channel(request.headers, self.limits) else presented
 
     def name_signature(self, proof: object) -> str:
         assert isinstance(proof, PresentedAuthorization)  # as `read` has parsed it

@@ -93,7 +93,7 @@ from tollway.payments.channel_wire import (
     RefundRequest,
     SignedDeposit,
     explain_channel,
-    is_channel_payment,
+    names_channel,
     parse_channel_payment,
 )
 from tollway.payments.channels import DEPOSIT_COLLECTOR, deposit_nonce, voucher_digest
@@ -230,15 +230,13 @@ class ChannelRail:
     # ---- The proof of a request.
 
     def read(self, request: ProxyRequest) -> PresentedChannelPayment | Problem | None:
-        if PAYMENT_HEADER not in request.header_names:
+        if not names_channel(request.headers, self.limits):
             return None
         value = request.find_header(PAYMENT_HEADER) or b""
         try:
-            content = decode_object(value, bytes_max=self.limits.payment_header_bytes_max)
-            return parse_channel_payment(content) if is_channel_payment(content) else None
+            return parse_channel_payment(decode_object(value, bytes_max=self.limits.payment_header_bytes_max))
         except Refusal as refusal:
-            # The rail of authorisations explains what no rail can read.
-            return refusal.problem if _names_channel(value, self.limits) else None
+            return refusal.problem
 
     def name_signature(self, proof: object) -> str:
         return "voucher_key"
@@ -298,13 +296,6 @@ def join_requirements(
         *authorizations.find_requirements(operation_price, listing),
         *channels.find_requirements(operation_price, listing),
     )
-
-
-def _names_channel(value: bytes, limits: Limits) -> bool:
-    try:
-        return is_channel_payment(decode_object(value, bytes_max=limits.payment_header_bytes_max))
-    except Refusal:
-        return False
 
 
 def is_signed_by_payer(proof: PresentedChannelPayment) -> bool:

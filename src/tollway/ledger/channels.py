@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, ChannelConfig
+from tollway.chain.channel_contract import ChannelConfig
 from tollway.ids import CallId, ChainId, ChannelId
 from tollway.ledger.records import CallState
 

@@ -7,7 +7,7 @@ A payment that is not well-formed has the reason `invalid_payload`, as in scheme
 Source: x402 specification of `batch-settlement` on EVM.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,10 +16,12 @@ from tollway.chain.channel_contract import CHANNEL_AMOUNT_MAX, WITHDRAW_DELAYS_S
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.signatures import KEY_SIGNATURE_BYTES, parse_signature
 from tollway.ids import ZERO_ADDRESS, ChainId, ChannelId
+from tollway.limits import Limits
 from tollway.payments.channels import channel_id
 from tollway.payments.deployment import is_wrapped
 from tollway.payments.wire import (
     AuthorizationReason,
+    decode_object,
     explain_authorization,
     find_unknown_member,
     parse_wallet_signature,
@@ -30,7 +32,13 @@ from tollway.payments.wire import (
     take_word,
     unreadable,
 )
-from tollway.payments.x402 import check_version, find_envelope_fault, find_identifier, parse_accepted_network
+from tollway.payments.x402 import (
+    PAYMENT_HEADER,
+    check_version,
+    find_envelope_fault,
+    find_identifier,
+    parse_accepted_network,
+)
 
 CHANNEL_SCHEME = "batch-settlement"
 
@@ -232,6 +240,17 @@ def is_channel_payment(content: Mapping[str, Any]) -> bool:
     """Whether the decoded content of `PAYMENT-SIGNATURE` names scheme `batch-settlement`."""
     accepted = content.get("accepted")
     return isinstance(accepted, dict) and accepted.get("scheme") == CHANNEL_SCHEME
+
+
+def names_channel(headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> bool:
+    """Whether a request has one payment of x402 version 2, and it names scheme `batch-settlement`. Headers that cannot be read name none."""
+    values = [value for name, value in headers if name == PAYMENT_HEADER]
+    if len(values) != 1:
+        return False
+    try:
+        return is_channel_payment(decode_object(values[0], bytes_max=limits.payment_header_bytes_max))
+    except Refusal:
+        return False
 
 
 def parse_channel_payment(content: Mapping[str, Any]) -> PresentedChannelPayment:

@@ -35,7 +35,13 @@ class ChannelStore:
         return found.get(name)
 
     async def open_channel(
-        self, chain_id: ChainId, channel_id: ChannelId, config: ChannelConfig, facts: ChannelFacts, *, now_ms: int
+        self,
+        chain_id: ChainId,
+        channel_id: ChannelId,
+        config: ChannelConfig,
+        facts: ChannelFacts,
+        *,
+        now_ms: int,
     ) -> Channel:
         _check_facts(facts)
         name = ChannelName(chain_id, channel_id)

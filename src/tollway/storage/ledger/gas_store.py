@@ -30,7 +30,12 @@ from tollway.ledger.records import CallState, SettlementAttempt
 from tollway.money import UNITS_MAX
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.statements import insert_for
-from tollway.storage.ledger.ledger_tables import attempt_table, settlement_nonce_table, wallet_gas_table
+from tollway.storage.ledger.ledger_tables import (
+    attempt_table,
+    channel_claim_table,
+    settlement_nonce_table,
+    wallet_gas_table,
+)
 from tollway.storage.ledger.locked_rows import LockedRows
 
 SignerKey = tuple[Address, ChainId]
@@ -192,9 +197,7 @@ def _add_attempt(
 ) -> bool | NonceUnavailable:
     """Stores an attempt in one transaction. A nonce of an earlier attempt of the call is a fee bump. `is_filling`: takes a nonce below the signer's
     next nonce that no open transaction has."""
-    locked_rows = LockedRows(connection)
-    call = locked_rows.lock_calls([attempt.call_id]).get(attempt.call_id)
-    if call is None or (call.state is not CallState.SETTLING and not is_filling):
+    if not _may_be_sent(connection, attempt.call_id, is_filling=is_filling):
         return False
     if is_attempt_stored(connection, attempt):
         return True
@@ -217,6 +220,17 @@ def _add_attempt(
             write_nonces(connection, {signer: next_nonce + 1})
     write_attempts(connection, [attempt])
     return True
+
+
+def _may_be_sent(connection: Connection, call_id: CallId, *, is_filling: bool) -> bool:
+    """Locks the call, or the claim of channels, that the transaction is for."""
+    call = LockedRows(connection).lock_calls([call_id]).get(call_id)
+    if call is not None:
+        return is_filling or call.state is CallState.SETTLING
+    claims = channel_claim_table.c
+    query = select(claims.ended_ms).where(claims.id == call_id).with_for_update()
+    claim = connection.execute(query).first()
+    return claim is not None and (is_filling or claim.ended_ms is None)
 
 
 def is_attempt_stored(connection: Connection, attempt: SettlementAttempt) -> bool:

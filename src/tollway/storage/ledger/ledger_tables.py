@@ -396,6 +396,46 @@ backup_run_table = Table(
 """One row: the end of the last backup by the command."""
 
 
+channel_claim_table = Table(
+    "channel_claim",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("ended_ms", BigInteger),
+    partial_index("ix_channel_claim_open", "ended_ms IS NULL", "chain_id"),
+)
+"""One row for each transaction that claims channels. Its attempts are in `settlement_attempt`, under its id in place of a call."""
+
+channel_claim_row_table = Table(
+    "channel_claim_row",
+    metadata,
+    Column(
+        "claim_id",
+        String(64),
+        ForeignKey("channel_claim.id", name="fk_channel_claim_row_claim"),
+        primary_key=True,
+    ),
+    Column(
+        "channel_id",
+        BigInteger,
+        ForeignKey("channel.key", name="fk_channel_claim_row_channel"),
+        primary_key=True,
+    ),
+    Column("ceiling", BigInteger, nullable=False),
+    Column("signature", LargeBinary(65), nullable=False),
+    Column("total", BigInteger, nullable=False),
+    Index("ix_channel_claim_row_channel", "channel_id"),
+)
+
+channel_look_table = Table(
+    "channel_look",
+    metadata,
+    Column("chain_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("looked_ms", BigInteger, nullable=False),
+)
+"""When all channels of a network were looked at last."""
+
 authorization_table = Table(
     "authorization",
     metadata,
@@ -433,7 +473,7 @@ attempt_table = Table(
     metadata,
     Column("tx_hash", LargeBinary(32), nullable=False),
     Column("chain_id", BigInteger, nullable=False),
-    Column("call_id", String(64), ForeignKey("call.id", name="fk_settlement_attempt_call"), nullable=False),
+    Column("call_id", String(64), nullable=False),
     Column("listing_id", String(64), nullable=False),
     Column("sender", LargeBinary(20), nullable=False),
     Column("nonce", BigInteger, nullable=False),

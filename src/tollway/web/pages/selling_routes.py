@@ -406,11 +406,15 @@ class ListingPages:
         known = () if source is None else list_operations(source)[:PRICE_ROWS_MAX]
         named = [(f"{one.method} {one.path}", one.summary) for one in known if not one.is_any]
         sent = [(call, "") for call in form.calls]
-        formulas = {
-            f"{one.method} {one.path}": offer(one).describe(source.currency)
-            for one in (() if source is None else source.operations)
-            if one.metering is not None
-        }
+        formulas = (
+            {
+                f"{one.method} {one.path}": offer(one).describe(source.currency)
+                for one in source.operations
+                if one.metering is not None
+            }
+            if source is not None
+            else {}
+        )
         rows, rest = list_price_rows(form.values, dict([*sent, *named]).items(), formulas=formulas)
         metered = list_calls(form.values)
         return {

@@ -90,6 +90,22 @@ CREATE TABLE call_total (
   CONSTRAINT pk_call_total PRIMARY KEY (wallet, role, slot)
 );
 
+CREATE TABLE channel_claim (
+  id VARCHAR(64) NOT NULL,
+  chain_id BIGINT NOT NULL,
+  created_ms BIGINT NOT NULL,
+  ended_ms BIGINT,
+  CONSTRAINT pk_channel_claim PRIMARY KEY (id)
+);
+
+CREATE INDEX ix_channel_claim_open ON channel_claim (chain_id) WHERE ended_ms IS NULL;
+
+CREATE TABLE channel_look (
+  chain_id BIGINT NOT NULL,
+  looked_ms BIGINT NOT NULL,
+  CONSTRAINT pk_channel_look PRIMARY KEY (chain_id)
+);
+
 CREATE TABLE creation_key (
   wallet BYTEA NOT NULL,
   idempotency_key VARCHAR(255) NOT NULL,
@@ -373,6 +389,27 @@ CREATE TABLE session (
 );
 
 CREATE INDEX ix_session_expires_ms ON session (expires_ms);
+
+CREATE TABLE settlement_attempt (
+  tx_hash BYTEA NOT NULL,
+  chain_id BIGINT NOT NULL,
+  call_id VARCHAR(64) NOT NULL,
+  listing_id VARCHAR(64) NOT NULL,
+  sender BYTEA NOT NULL,
+  nonce BIGINT NOT NULL,
+  raw BYTEA NOT NULL,
+  fee_max_wei VARCHAR(78) NOT NULL,
+  cost_wei BIGINT NOT NULL,
+  is_open BOOLEAN NOT NULL,
+  created_ms BIGINT NOT NULL,
+  CONSTRAINT pk_settlement_attempt PRIMARY KEY (tx_hash, chain_id)
+);
+
+CREATE INDEX ix_settlement_attempt_call_id ON settlement_attempt (call_id);
+
+CREATE INDEX ix_settlement_attempt_spent ON settlement_attempt (chain_id, created_ms, listing_id, sender, nonce, cost_wei);
+
+CREATE INDEX ix_settlement_attempt_open ON settlement_attempt (sender, chain_id, nonce) WHERE is_open;
 
 CREATE TABLE signature_nonce (
   keyid VARCHAR(128) NOT NULL,
@@ -801,6 +838,19 @@ $$;
 CREATE TRIGGER tr_call_total AFTER INSERT ON call REFERENCING NEW TABLE AS fresh
 FOR EACH STATEMENT EXECUTE FUNCTION count_calls();
 
+CREATE TABLE channel_claim_row (
+  claim_id VARCHAR(64) NOT NULL,
+  channel_id BIGINT NOT NULL,
+  ceiling BIGINT NOT NULL,
+  signature BYTEA NOT NULL,
+  total BIGINT NOT NULL,
+  CONSTRAINT pk_channel_claim_row PRIMARY KEY (claim_id, channel_id),
+  CONSTRAINT fk_channel_claim_row_claim FOREIGN KEY(claim_id) REFERENCES channel_claim (id),
+  CONSTRAINT fk_channel_claim_row_channel FOREIGN KEY(channel_id) REFERENCES channel (key)
+);
+
+CREATE INDEX ix_channel_claim_row_channel ON channel_claim_row (channel_id);
+
 CREATE TABLE "authorization" (
   nonce BYTEA NOT NULL,
   chain_id BIGINT NOT NULL,
@@ -855,25 +905,3 @@ CREATE TABLE repeat_nonce (
   CONSTRAINT pk_repeat_nonce PRIMARY KEY (nonce, tx_hash, chain_id),
   CONSTRAINT fk_repeat_nonce_call FOREIGN KEY(call_id) REFERENCES call (id)
 );
-
-CREATE TABLE settlement_attempt (
-  tx_hash BYTEA NOT NULL,
-  chain_id BIGINT NOT NULL,
-  call_id VARCHAR(64) NOT NULL,
-  listing_id VARCHAR(64) NOT NULL,
-  sender BYTEA NOT NULL,
-  nonce BIGINT NOT NULL,
-  raw BYTEA NOT NULL,
-  fee_max_wei VARCHAR(78) NOT NULL,
-  cost_wei BIGINT NOT NULL,
-  is_open BOOLEAN NOT NULL,
-  created_ms BIGINT NOT NULL,
-  CONSTRAINT pk_settlement_attempt PRIMARY KEY (tx_hash, chain_id),
-  CONSTRAINT fk_settlement_attempt_call FOREIGN KEY(call_id) REFERENCES call (id)
-);
-
-CREATE INDEX ix_settlement_attempt_call_id ON settlement_attempt (call_id);
-
-CREATE INDEX ix_settlement_attempt_spent ON settlement_attempt (chain_id, created_ms, listing_id, sender, nonce, cost_wei);
-
-CREATE INDEX ix_settlement_attempt_open ON settlement_attempt (sender, chain_id, nonce) WHERE is_open;

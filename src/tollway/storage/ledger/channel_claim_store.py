@@ -1,0 +1,196 @@
+"""The claims of channels in SQL: the port `ChannelClaimLedger`. A claim and its transaction are one durable commit, which takes the nonce of the gas key and
+publishes the vouchers."""
+
+from dataclasses import replace
+from functools import partial
+
+from sqlalchemy import ColumnElement, Connection, exists, func, insert, or_, select, update
+
+from tollway.ids import CallId, ChainId
+from tollway.ledger.channels import Channel, ClaimableChannel, OpenClaim, StoredRow, Voucher, claimable_units
+from tollway.ledger.ledger import NonceUnavailable
+from tollway.ledger.records import SettlementAttempt
+from tollway.storage.engine.database import write_retried
+from tollway.storage.engine.statements import insert_for
+from tollway.storage.ledger.channel_rows import read_channels
+from tollway.storage.ledger.channel_store import ChannelStore
+from tollway.storage.ledger.gas_store import (
+    is_attempt_stored,
+    lock_nonces,
+    write_attempts,
+    write_nonces,
+)
+from tollway.storage.ledger.history import find_returnable_units
+from tollway.storage.ledger.ledger_tables import (
+    channel_claim_row_table,
+    channel_claim_table,
+    channel_look_table,
+    channel_table,
+    payment_table,
+)
+from tollway.storage.ledger.locked_rows import LockedRows
+
+
+class ChannelClaimStore(ChannelStore):
+    """Implements `ChannelLedger` and `ChannelClaimLedger`."""
+
+    async def find_channel_by_key(self, key: int) -> Channel | None:
+        return (await self._database.read(partial(read_channels, keys=[key]))).get(key)
+
+    async def list_claimable(self, chain_id: ChainId, *, limit: int) -> tuple[ClaimableChannel, ...]:
+        return await self._database.read(partial(_list_claimable, chain_id=chain_id, limit=limit))
+
+    async def add_claim(self, claim: OpenClaim, attempt: SettlementAttempt) -> bool | NonceUnavailable:
+        return await write_retried(self._database, partial(_add_claim, claim=claim, attempt=attempt))
+
+    async def list_open_claims(self, chain_id: ChainId) -> tuple[OpenClaim, ...]:
+        return await self._database.read(partial(_list_open_claims, chain_id=chain_id))
+
+    async def list_watched(self, chain_id: ChainId, *, after_key: int, limit: int) -> tuple[Channel, ...]:
+        return await self._database.read(
+            partial(_list_watched, chain_id=chain_id, after_key=after_key, limit=limit)
+        )
+
+    async def note_look(self, chain_id: ChainId, *, now_ms: int) -> None:
+        def work(connection: Connection) -> None:
+            fresh = insert_for(connection, channel_look_table)
+            written = fresh.on_conflict_do_update(
+                index_elements=["chain_id"], set_={"looked_ms": fresh.excluded.looked_ms}
+            )
+            connection.execute(written, {"chain_id": chain_id, "looked_ms": now_ms})
+
+        await self._database.write(work, flush=False)
+
+    async def read_look_ms(self, chain_id: ChainId) -> int | None:
+        columns = channel_look_table.c
+        query = select(columns.looked_ms).where(columns.chain_id == chain_id)
+        return await self._database.read(lambda connection: connection.execute(query).scalar())
+
+    async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
+        columns = channel_claim_table.c
+        at = update(channel_claim_table).where(columns.id == claim_id, columns.ended_ms.is_(None))
+        await self._database.write(lambda connection: connection.execute(at.values(ended_ms=now_ms)))
+
+
+def _is_in_open_claim() -> ColumnElement[bool]:
+    rows, claims = channel_claim_row_table.c, channel_claim_table.c
+    return exists(
+        select(rows.claim_id)
+        .join(channel_claim_table, claims.id == rows.claim_id)
+        .where(rows.channel_id == channel_table.c.key, claims.ended_ms.is_(None))
+    )
+
+
+def _list_claimable(connection: Connection, *, chain_id: ChainId, limit: int) -> tuple[ClaimableChannel, ...]:
+    own, payments = channel_table.c, payment_table.c
+    rows, claims = channel_claim_row_table.c, channel_claim_table.c
+    unclaimed = own.start_units + payments.taken_units - own.total_claimed
+    claimed_ms = (
+        select(func.max(claims.created_ms))
+        .join(channel_claim_row_table, rows.claim_id == claims.id)
+        .where(rows.channel_id == own.key)
+        .scalar_subquery()
+    )
+    query = (
+        select(own.key, own.payment_id, func.coalesce(claimed_ms, own.opened_ms).label("since_ms"))
+        .join(payment_table, payments.id == own.payment_id)
+        .where(own.chain_id == chain_id, unclaimed > 0, ~_is_in_open_claim())
+        .order_by(unclaimed.desc(), own.key)
+        .limit(limit)
+    )
+    found = connection.execute(query).all()
+    channels = read_channels(connection, [row.key for row in found])
+    open_units = find_returnable_units(connection, [row.payment_id for row in found])
+    claimable = []
+    for row in found:
+        channel = channels[row.key]
+        shown = claimable_units(channel, open_units=open_units.get(row.payment_id, 0))
+        if shown is not None:
+            total, voucher = shown
+            claimable.append(
+                ClaimableChannel(channel=channel, voucher=voucher, total=total, since_ms=row.since_ms)
+            )
+    return tuple(claimable)
+
+
+def _add_claim(
+    connection: Connection, *, claim: OpenClaim, attempt: SettlementAttempt
+) -> bool | NonceUnavailable:
+    if is_attempt_stored(connection, attempt):
+        return True
+    keys = [row.channel_key for row in claim.rows]
+    locked_rows = LockedRows(connection)
+    locked_rows.lock_payments(one.payment_id for one in read_channels(connection, keys).values())
+    locked_rows.load_channels(keys)
+    # Under the locks of the payments no other claim takes these channels.
+    busy = select(channel_table.c.key).where(channel_table.c.key.in_(keys), _is_in_open_claim())
+    if connection.execute(busy.limit(1)).first() is not None:
+        return False
+    signer = (attempt.sender, attempt.chain_id)
+    next_nonce = lock_nonces(connection, [signer])[signer]
+    if attempt.nonce != next_nonce:
+        return NonceUnavailable(next_nonce=next_nonce)
+    for row in claim.rows:
+        channel = locked_rows.channel(row.channel_key)
+        published = max(channel.published, row.voucher.ceiling)
+        locked_rows.set_channel(replace(channel, published=published))
+    locked_rows.write()
+    write_nonces(connection, {signer: next_nonce + 1})
+    connection.execute(
+        insert(channel_claim_table),
+        {"id": claim.id, "chain_id": claim.chain_id, "created_ms": claim.created_ms},
+    )
+    connection.execute(
+        insert(channel_claim_row_table),
+        [
+            {
+                "claim_id": claim.id,
+                "channel_id": row.channel_key,
+                "ceiling": row.voucher.ceiling,
+                "signature": row.voucher.signature,
+                "total": row.total,
+            }
+            for row in claim.rows
+        ],
+    )
+    write_attempts(connection, [attempt])
+    return True
+
+
+def _list_open_claims(connection: Connection, *, chain_id: ChainId) -> tuple[OpenClaim, ...]:
+    claims, rows = channel_claim_table.c, channel_claim_row_table.c
+    query = (
+        select(claims.id, claims.created_ms, rows.channel_id, rows.ceiling, rows.signature, rows.total)
+        .join(channel_claim_row_table, rows.claim_id == claims.id)
+        .where(claims.chain_id == chain_id, claims.ended_ms.is_(None))
+        .order_by(claims.created_ms, claims.id, rows.channel_id)
+    )
+    found: dict[CallId, tuple[int, list[StoredRow]]] = {}
+    for row in connection.execute(query):
+        voucher = Voucher(ceiling=row.ceiling, signature=bytes(row.signature))
+        stored = StoredRow(channel_key=row.channel_id, voucher=voucher, total=row.total)
+        found.setdefault(CallId(row.id), (row.created_ms, []))[1].append(stored)
+    return tuple(
+        OpenClaim(id=claim_id, chain_id=chain_id, rows=tuple(stored), created_ms=created_ms)
+        for claim_id, (created_ms, stored) in found.items()
+    )
+
+
+def _list_watched(
+    connection: Connection, *, chain_id: ChainId, after_key: int, limit: int
+) -> tuple[Channel, ...]:
+    own, payments = channel_table.c, payment_table.c
+    query = (
+        select(own.key)
+        .join(payment_table, payments.id == own.payment_id)
+        .where(
+            own.chain_id == chain_id,
+            own.key > after_key,
+            or_(own.balance > own.total_claimed, own.start_units + payments.taken_units > own.total_claimed),
+        )
+        .order_by(own.key)
+        .limit(limit)
+    )
+    keys = list(connection.execute(query).scalars())
+    channels = read_channels(connection, keys)
+    return tuple(channels[key] for key in keys)

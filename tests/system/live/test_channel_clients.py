@@ -1,0 +1,137 @@
+"""Unmodified clients of x402 pay a listing over a channel of a running gateway, which claims it on the chain."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.clients import stock_clients as stock
+from tests.kit.gateway_cluster import API
+from tests.kit.gateway_process import poll
+from tests.kit.signed_calls import LONG_LIVED
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PRICE_UNITS = 300
+FETCH, HTTPX = "pay_channel_fetch.mjs", "pay_channel_httpx.py"
+CHANNELS = {
+    **LONG_LIVED,
+    "TOLLWAY_CHANNELS": "true",
+    "TEST_LIMIT_SWEEP_INTERVAL_S": "0.2",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harness:
+    cluster: Any
+    gateway: Any
+    provider: Any
+    api_id: str
+    gas: Any
+
+    def url(self, rest: str) -> str:
+        return f"{self.gateway.public_url}{API}/gateway/{self.api_id}{rest}"
+
+    async def run(
+        self, script: str, payer: Any, plan: list[dict[str, Any]], *, has_rpc: bool = True
+    ) -> list[Any]:
+        env = {"PAYER_KEY": payer.private_key}
+        if has_rpc:
+            env["RPC_URL"] = self.cluster.driver.rpc_url
+        told = await stock.run_script(script, json.dumps(plan), env=env)
+        return list(told["told"])
+
+    async def balance(self, wallet: Any) -> int:
+        return int(
+            await self.cluster.driver.call(self.cluster.playground.token, "balanceOf", str(wallet.address))
+        )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def harness(cluster: Any) -> AsyncIterator[Harness]:
+    gas = await cluster.wallet()
+    async with contextlib.AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(
+            cluster.gateway(settings={**CHANNELS, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key})
+        )
+        provider = await cluster.wallet()
+        api_id = await cluster.publish(gateway, provider, pricePerRequest="0.0003")
+        yield Harness(cluster=cluster, gateway=gateway, provider=provider, api_id=api_id, gas=gas)
+
+
+@pytest.mark.parametrize("script", [FETCH, HTTPX])
+async def test_calls_cost_one_deposit_and_one_claim(harness: Harness, script: str) -> None:
+    payer = await harness.cluster.wallet()
+    before = await harness.balance(harness.provider)
+    calls = 20
+    told = await harness.run(script, payer, [{"url": harness.url("/quote/ETH"), "times": calls}])
+    assert [one["status"] for one in told] == [200] * calls, told[:3]
+    charged = [one["receipt"]["extra"]["chargedAmount"] for one in told]
+    assert charged == [str(PRICE_UNITS)] * calls
+
+    async def is_paid() -> bool:
+        return await harness.balance(harness.provider) - before == calls * PRICE_UNITS
+
+    await poll(is_paid, what="the claim of the channel")
+
+
+async def test_a_restart_with_the_chain_in_sight_heals_and_without_it_moves_nothing(harness: Harness) -> None:
+    payer = await harness.cluster.wallet()
+    url = harness.url("/quote/ETH")
+    plan = [{"url": url, "times": 2}, {"url": url, "isRestarted": True, "times": 2}]
+    told = await harness.run(FETCH, payer, plan)
+    assert [one["status"] for one in told] == [200] * 4
+    assert told[2]["seen"] == [402, 402, 200]
+    left = await harness.balance(payer)
+    (blind,) = await harness.run(FETCH, payer, [{"url": url}], has_rpc=False)
+    assert blind["status"] == 402
+    assert await harness.balance(payer) == left
+
+
+async def test_a_lost_response_stays_charged_and_heals(harness: Harness) -> None:
+    payer = await harness.cluster.wallet()
+    url = harness.url("/quote/ETH")
+    plan = [{"url": url}, {"url": url, "losesReceipt": True}, {"url": url}]
+    told = await harness.run(FETCH, payer, plan)
+    assert [one["status"] for one in told] == [200] * 3
+    assert told[2]["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] == str(3 * PRICE_UNITS)
+
+
+async def test_five_calls_at_once_on_one_channel(harness: Harness) -> None:
+    payer = await harness.cluster.wallet()
+    url = harness.url("/quote/ETH")
+    plan = [{"url": url}, {"url": url, "times": 5, "isParallel": True}, {"url": url}]
+    told = await harness.run(FETCH, payer, plan)
+    print([(one["status"], one["seen"], one["body"][:100]) for one in told])
+    assert told[0]["status"] == told[-1]["status"] == 200
+    served = sum(one["status"] == 200 for one in told)
+    assert told[-1]["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] == str(
+        served * PRICE_UNITS
+    )
+
+
+async def test_two_listings_of_a_provider_share_a_channel(harness: Harness) -> None:
+    payer = await harness.cluster.wallet()
+    other = await harness.cluster.publish(harness.gateway, harness.provider, pricePerRequest="0.001")
+    second = harness.url("/quote/ETH").replace(harness.api_id, other)
+    plan = [{"url": harness.url("/quote/ETH")}, {"url": second}, {"url": harness.url("/quote/ETH")}]
+    told = await harness.run(FETCH, payer, plan)
+    assert [one["status"] for one in told] == [200] * 3, told
+    assert [one["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] for one in told] == [
+        "300",
+        "1300",
+        "1600",
+    ]
+    assert [bool(one["receipt"]["transaction"]) for one in told] == [True, False, False]
+
+
+async def test_a_failed_call_costs_nothing_and_its_voucher_pays_the_next(harness: Harness) -> None:
+    payer = await harness.cluster.wallet()
+    good, bad = harness.url("/quote/ETH"), harness.url("/status/503")
+    told = await harness.run(FETCH, payer, [{"url": good}, {"url": bad}, {"url": good}])
+    assert [one["status"] for one in told] == [200, 503, 200]
+    assert told[2]["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] == "600"
