@@ -33,9 +33,9 @@ from tests.kit.ledger_records import (
 )
 from tests.kit.ledger_steps import assert_balanced, pay, read_rest, read_state
 from tests.kit.storage_faults import FaultyLedger, once
+from tollway.chain.channel_contract import SETTLEMENT_CONTRACT
 from tollway.ids import ChainId
 from tollway.ledger.channels import (
-    SETTLEMENT_CONTRACT,
     CeilingMismatch,
     ChannelBusy,
     ChannelClosed,
