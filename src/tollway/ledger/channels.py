@@ -151,8 +151,11 @@ def decide_voucher(channel: Channel, shown: ChannelClaim, *, price_units: int) -
     """Why a claim on a locked channel is refused; None: it is granted. `price_units`: the maximum of the call, at most `step_units`."""
     if channel.state is not ChannelState.OPEN:
         return ChannelClosed(state=channel.state)
-    if channel.reserved_call is not None and channel.reserved_state is not None:
-        return ChannelBusy(call_id=channel.reserved_call, state=channel.reserved_state)
+    if channel.reserved_call is not None:
+        # A refund on the chain has no call.
+        return ChannelBusy(
+            call_id=channel.reserved_call, state=channel.reserved_state or CallState.FORWARDING
+        )
     ceiling = shown.voucher.ceiling
     is_covered = channel.facts.total_claimed < ceiling <= channel.balance_units + shown.deposit_units
     if ceiling - channel.announced != shown.step_units or not is_covered:
@@ -316,9 +319,22 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenClaim:
-    """A claim of channels whose transaction is stored. `id`: in place of a call in the attempts of the transaction."""
+    """A claim of channels whose transaction is stored. `id`: in place of a call in the attempts of the transaction. `is_refund`: it also pays the rest of its one
+    channel back to the payer, and has the channel until it ends, so that no call takes from what leaves."""
 
     id: CallId
     chain_id: ChainId
     rows: tuple[StoredRow, ...]
     created_ms: int
+    is_refund: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelActivity:
+    """What decides a refund. `called_ms`, `refunded_ms`: its last call and its last refund. `is_claimed_now`: an open claim has it. `open_units`: the maxima of calls
+    whose end is not known."""
+
+    called_ms: int | None
+    refunded_ms: int | None
+    is_claimed_now: bool
+    open_units: int

@@ -24,6 +24,7 @@ from tollway.chain.channel_contract import ChannelConfig
 from tollway.ids import Address, CallId, ChainId, ChannelId, ListingId, TxHash
 from tollway.ledger.channels import (
     Channel,
+    ChannelActivity,
     ChannelClaim,
     ChannelFacts,
     ChannelRefusal,
@@ -653,6 +654,8 @@ class ChannelClaimLedger(Protocol):
         ...
 
     async def read_look_ms(self, chain_id: ChainId) -> int | None: ...
+
+    async def find_activity(self, key: int) -> ChannelActivity: ...
 
     async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
         """Ends a claim: its transaction is mined, or can never be. `renew_channel` has written what the chain says of its channels."""

@@ -41,6 +41,7 @@ from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.channels import claim_batch_digest
 from tollway.payments.gas import GasBudget
+from tollway.payments.nonces import NonceSequence
 from tollway.payments.transactions import ClaimCall, resend, sign_next
 
 ROWS_MAX = 25
@@ -130,7 +131,7 @@ class ChannelClaims:
 
     async def _run_network(self, chain_id: ChainId, rules: ChannelRules) -> None:
         for claim in await self._ledger.list_open_claims(chain_id):
-            await self._finish(claim)
+            await self.finish(claim)
         if not self._networks.is_deployed(chain_id):
             return
         found = await self._ledger.list_claimable(chain_id, limit=CHANNELS_MAX)
@@ -182,15 +183,21 @@ class ChannelClaims:
             self._encode_claim(passing, signer),
             *(encode_settle(receiver=pair[0], token=pair[1]) for pair in settled),
         ]
-        claim = OpenClaim(
-            id=CallId(format_id("claim", now_ms=self._now_ms(), entropy=self._entropy(10))),
-            chain_id=chain_id,
-            rows=tuple(
-                StoredRow(channel_key=row.channel.key, voucher=row.voucher, total=row.total)
-                for row in passing
-            ),
-            created_ms=self._now_ms(),
+        stored = [
+            StoredRow(channel_key=row.channel.key, voucher=row.voucher, total=row.total) for row in passing
+        ]
+        claim = self.make_claim(chain_id, stored)
+        await self.send(
+            claim,
+            calls,
+            gas=CLAIM_GAS + ROW_GAS * len(passing) + SETTLE_GAS * len(settled),
+            sequence=sequence,
         )
+
+    async def send(
+        self, claim: OpenClaim, calls: Sequence[bytes], *, gas: int, sequence: NonceSequence
+    ) -> SettlementAttempt | None:
+        """Signs a claim, stores it and sends it. `calls`: of the contract, all or nothing. None: one of its channels is in another claim, or no nonce was free."""
 
         async def store(attempt: SettlementAttempt) -> bool | NonceUnavailable:
             return await self._ledger.add_claim(claim, attempt)
@@ -199,12 +206,12 @@ class ChannelClaims:
         try:
             attempt = await sign_next(
                 ClaimCall(
-                    chain_id=chain_id,
+                    chain_id=claim.chain_id,
                     call_id=claim.id,
                     listing_id=ListingId(""),
                     to=SETTLEMENT_CONTRACT,
                     calldata=encode_multicall(calls),
-                    gas=CLAIM_GAS + ROW_GAS * len(passing) + SETTLE_GAS * len(settled),
+                    gas=gas,
                 ),
                 sequence,
                 store=store,
@@ -212,17 +219,31 @@ class ChannelClaims:
                 gas_budget=self._gas_budget,
                 now_ms=self._now_ms,
             )
-            if isinstance(attempt, SettlementAttempt):
-                _log.info(
-                    "channel_claim_sent",
-                    claim=claim.id,
-                    network=format_network(chain_id),
-                    channels=len(passing),
-                    transaction=str(attempt.tx_hash),
-                )
-                await resend(self._chains, attempt)
+            if not isinstance(attempt, SettlementAttempt):
+                return None
+            _log.info(
+                "channel_claim_sent",
+                claim=claim.id,
+                network=format_network(claim.chain_id),
+                channels=len(claim.rows),
+                transaction=str(attempt.tx_hash),
+            )
+            await resend(self._chains, attempt)
+            return attempt
         finally:
             sequence.in_flight -= 1
+
+    def make_claim(
+        self, chain_id: ChainId, rows: Sequence[StoredRow], *, is_refund: bool = False
+    ) -> OpenClaim:
+        now_ms = self._now_ms()
+        claim_id = CallId(format_id("claim", now_ms=now_ms, entropy=self._entropy(10)))
+        return OpenClaim(
+            id=claim_id, chain_id=chain_id, rows=tuple(rows), created_ms=now_ms, is_refund=is_refund
+        )
+
+    def find_signer(self, channel: Channel) -> ClaimSigner | None:
+        return self._signers.get(channel.config.receiver_authorizer)
 
     def _encode_claim(self, rows: Sequence[_Row], signer: ClaimSigner) -> bytes:
         encoded = [row.encode() for row in rows]
@@ -261,7 +282,7 @@ class ChannelClaims:
 
     # ---- Finish.
 
-    async def _finish(self, claim: OpenClaim) -> None:
+    async def finish(self, claim: OpenClaim) -> None:
         """Ends a claim whose transaction is mined, or can never be: the chain then says what was claimed. Another one waits; the replacer of
         transactions sends it again."""
         attempts = await self._gas_ledger.attempts_of(claim.id)

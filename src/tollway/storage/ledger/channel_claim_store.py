@@ -7,7 +7,15 @@ from functools import partial
 from sqlalchemy import ColumnElement, Connection, exists, func, insert, or_, select, update
 
 from tollway.ids import CallId, ChainId
-from tollway.ledger.channels import Channel, ClaimableChannel, OpenClaim, StoredRow, Voucher, claimable_units
+from tollway.ledger.channels import (
+    Channel,
+    ChannelActivity,
+    ClaimableChannel,
+    OpenClaim,
+    StoredRow,
+    Voucher,
+    claimable_units,
+)
 from tollway.ledger.ledger import NonceUnavailable
 from tollway.ledger.records import SettlementAttempt
 from tollway.storage.engine.database import write_retried
@@ -22,6 +30,7 @@ from tollway.storage.ledger.gas_store import (
 )
 from tollway.storage.ledger.history import find_returnable_units
 from tollway.storage.ledger.ledger_tables import (
+    call_table,
     channel_claim_row_table,
     channel_claim_table,
     channel_look_table,
@@ -66,10 +75,21 @@ class ChannelClaimStore(ChannelStore):
         query = select(columns.looked_ms).where(columns.chain_id == chain_id)
         return await self._database.read(lambda connection: connection.execute(query).scalar())
 
+    async def find_activity(self, key: int) -> ChannelActivity:
+        return await self._database.read(partial(_find_activity, key=key))
+
     async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
-        columns = channel_claim_table.c
-        at = update(channel_claim_table).where(columns.id == claim_id, columns.ended_ms.is_(None))
-        await self._database.write(lambda connection: connection.execute(at.values(ended_ms=now_ms)))
+        claims, own = channel_claim_table.c, channel_table.c
+        ended = update(channel_claim_table).where(claims.id == claim_id, claims.ended_ms.is_(None))
+        freed = update(channel_table).where(own.reserved_call == claim_id)
+
+        def work(connection: Connection) -> None:
+            keys = select(own.payment_id).where(own.reserved_call == claim_id)
+            LockedRows(connection).lock_payments(connection.execute(keys).scalars().all())
+            connection.execute(freed.values(reserved_call=None))
+            connection.execute(ended.values(ended_ms=now_ms))
+
+        await self._database.write(work)
 
 
 def _is_in_open_claim() -> ColumnElement[bool]:
@@ -126,6 +146,8 @@ def _add_claim(
     busy = select(channel_table.c.key).where(channel_table.c.key.in_(keys), _is_in_open_claim())
     if connection.execute(busy.limit(1)).first() is not None:
         return False
+    if claim.is_refund and any(locked_rows.channel(key).reserved_call is not None for key in keys):
+        return False
     signer = (attempt.sender, attempt.chain_id)
     next_nonce = lock_nonces(connection, [signer])[signer]
     if attempt.nonce != next_nonce:
@@ -133,12 +155,18 @@ def _add_claim(
     for row in claim.rows:
         channel = locked_rows.channel(row.channel_key)
         published = max(channel.published, row.voucher.ceiling)
-        locked_rows.set_channel(replace(channel, published=published))
+        reserved = claim.id if claim.is_refund else channel.reserved_call
+        locked_rows.set_channel(replace(channel, published=published, reserved_call=reserved))
     locked_rows.write()
     write_nonces(connection, {signer: next_nonce + 1})
     connection.execute(
         insert(channel_claim_table),
-        {"id": claim.id, "chain_id": claim.chain_id, "created_ms": claim.created_ms},
+        {
+            "id": claim.id,
+            "chain_id": claim.chain_id,
+            "is_refund": claim.is_refund,
+            "created_ms": claim.created_ms,
+        },
     )
     connection.execute(
         insert(channel_claim_row_table),
@@ -160,19 +188,52 @@ def _add_claim(
 def _list_open_claims(connection: Connection, *, chain_id: ChainId) -> tuple[OpenClaim, ...]:
     claims, rows = channel_claim_table.c, channel_claim_row_table.c
     query = (
-        select(claims.id, claims.created_ms, rows.channel_id, rows.ceiling, rows.signature, rows.total)
+        select(
+            claims.id,
+            claims.is_refund,
+            claims.created_ms,
+            rows.channel_id,
+            rows.ceiling,
+            rows.signature,
+            rows.total,
+        )
         .join(channel_claim_row_table, rows.claim_id == claims.id)
         .where(claims.chain_id == chain_id, claims.ended_ms.is_(None))
         .order_by(claims.created_ms, claims.id, rows.channel_id)
     )
-    found: dict[CallId, tuple[int, list[StoredRow]]] = {}
+    found: dict[CallId, OpenClaim] = {}
     for row in connection.execute(query):
         voucher = Voucher(ceiling=row.ceiling, signature=bytes(row.signature))
         stored = StoredRow(channel_key=row.channel_id, voucher=voucher, total=row.total)
-        found.setdefault(CallId(row.id), (row.created_ms, []))[1].append(stored)
-    return tuple(
-        OpenClaim(id=claim_id, chain_id=chain_id, rows=tuple(stored), created_ms=created_ms)
-        for claim_id, (created_ms, stored) in found.items()
+        known = found.get(CallId(row.id))
+        found[CallId(row.id)] = OpenClaim(
+            id=CallId(row.id),
+            chain_id=chain_id,
+            rows=(*(() if known is None else known.rows), stored),
+            created_ms=row.created_ms,
+            is_refund=bool(row.is_refund),
+        )
+    return tuple(found.values())
+
+
+def _find_activity(connection: Connection, *, key: int) -> ChannelActivity:
+    calls, claims, rows = call_table.c, channel_claim_table.c, channel_claim_row_table.c
+    payment = select(channel_table.c.payment_id).where(channel_table.c.key == key).scalar_subquery()
+    called = select(func.max(calls.created_ms)).where(calls.payment_id == payment)
+    refunded = (
+        select(func.max(claims.created_ms))
+        .join(channel_claim_row_table, rows.claim_id == claims.id)
+        .where(rows.channel_id == key, claims.is_refund)
+    )
+    open_claim = select(rows.claim_id).join(channel_claim_table, claims.id == rows.claim_id)
+    is_open = open_claim.where(rows.channel_id == key, claims.ended_ms.is_(None)).limit(1)
+    channels = read_channels(connection, [key])
+    payment_ids = [one.payment_id for one in channels.values()]
+    return ChannelActivity(
+        called_ms=connection.scalar(called),
+        refunded_ms=connection.scalar(refunded),
+        is_claimed_now=connection.execute(is_open).first() is not None,
+        open_units=sum(find_returnable_units(connection, payment_ids).values()),
     )
 
 

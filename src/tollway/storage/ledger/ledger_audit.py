@@ -33,6 +33,7 @@ from tollway.storage.ledger.ledger_tables import (
     account_debt_table,
     call_table,
     call_terms_table,
+    channel_claim_table,
     channel_table,
     due_units,
     payment_table,
@@ -192,7 +193,7 @@ def _wrong_debts(connection: Connection) -> Iterator[str]:
 
 def _wrong_channels(connection: Connection) -> Iterator[str]:
     """The laws of channels. While a call has the channel, its units are taken and not announced yet."""
-    columns, payments, calls = channel_table.c, payment_table.c, call_table.c
+    columns, payments, calls, claims = channel_table.c, payment_table.c, call_table.c, channel_claim_table.c
     other = call_table.alias("other")
     owed = (
         select(other.c.channel_id, func.sum(due_units(other) - other.c.taken_units).label("units"))
@@ -209,10 +210,15 @@ def _wrong_channels(connection: Connection) -> Iterator[str]:
             calls.channel_id.label("reserved_key"),
             calls.taken_units.label("reserved_units"),
             func.coalesce(owed.c.units, 0).label("owed_units"),
+            claims.id.is_not(None).label("is_refunding"),
         )
         .join(payment_table, payments.id == columns.payment_id)
         .outerjoin(call_table, calls.id == columns.reserved_call)
         .outerjoin(owed, owed.c.channel_id == columns.key)
+        .outerjoin(
+            channel_claim_table,
+            and_(claims.id == columns.reserved_call, claims.is_refund, claims.ended_ms.is_(None)),
+        )
         .order_by(columns.key)
     )
     found = 0
@@ -243,7 +249,7 @@ def _broken_laws(row: Row[Any]) -> Iterator[str]:
     value_units = max(row.balance - row.start_units, row.taken_units)
     if row.value_units != value_units:
         yield f"has a balance of {row.balance}, and its payment {row.value_units} instead of {value_units}"
-    is_open = row.reserved_state in _OPEN and row.reserved_key == row.key
+    is_open = (row.reserved_state in _OPEN and row.reserved_key == row.key) or row.is_refunding
     if row.reserved_call is not None and not is_open:
         yield f"is reserved for call {row.reserved_call}, which is {row.reserved_state}"
 

@@ -401,6 +401,7 @@ channel_claim_table = Table(
     metadata,
     Column("id", String(64), primary_key=True),
     Column("chain_id", BigInteger, nullable=False),
+    Column("is_refund", Boolean, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
     Column("ended_ms", BigInteger),
     partial_index("ix_channel_claim_open", "ended_ms IS NULL", "chain_id"),

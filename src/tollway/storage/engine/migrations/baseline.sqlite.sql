@@ -97,6 +97,7 @@ INSERT INTO call_total (wallet, role, slot, calls) VALUES (x'', 'mark', 0, 0);
 CREATE TABLE channel_claim (
   id VARCHAR(64) NOT NULL,
   chain_id BIGINT NOT NULL,
+  is_refund BOOLEAN NOT NULL,
   created_ms BIGINT NOT NULL,
   ended_ms BIGINT,
   CONSTRAINT pk_channel_claim PRIMARY KEY (id)
