@@ -62,6 +62,7 @@ class FixedLimits:
     deployment_gas_max: int = 800_000  # of one transfer whose transaction also deploys the paying wallet
     gas_refresh_s: float = 10.0  # between two reads of gas prices and of the balances of gas keys
     sweep_interval_s: float = 2.0  # between two rounds of settlement recovery
+    channel_claim_interval_s: float = 60.0  # between two rounds of claims of channels
     sweep_batch_max: int = 100
     sweep_in_flight_max: int = 8
     fee_bump_after_s: float = 30.0  # a transaction that waits longer is replaced with higher fees

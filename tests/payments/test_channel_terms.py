@@ -23,6 +23,7 @@ from tollway.payments.channel_terms import (
 )
 from tollway.payments.pricing import ChannelOffer, PaymentRequirement
 from tollway.payments.x402 import Resource, requirement_json, requirement_json_v1
+from tollway.registry.listing import ChargeOn
 
 COIN = 1_000_000
 GWEI = 10**9
@@ -67,7 +68,7 @@ def make_requirement(units: int = 300) -> PaymentRequirement:
         price=Price.parse("0.0003"),
         units=units,
         pay_to=PAY_TO,
-        charge_on="success",
+        charge_on=ChargeOn.SUCCESS,
         max_timeout_s=60,
         channel=ChannelOffer(authorizer=AUTHORIZER, withdraw_delay=900, deposit_min=300_000),
     )

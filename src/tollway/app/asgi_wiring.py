@@ -50,6 +50,7 @@ from tollway.web.api.auth_routes import (
     to_signed_request,
 )
 from tollway.web.api.catalog_routes import catalog_router
+from tollway.web.api.channel_routes import ChannelParts, channel_router
 from tollway.web.api.context import WebContext
 from tollway.web.api.discovery_routes import bazaar_router, discovery_router
 from tollway.web.api.exports import export_router
@@ -163,6 +164,7 @@ class AsgiBuilder:
                 site_router(context),
                 network_router(context),
                 catalog_router(context),
+                *self._channel_routers(),
                 *self._page_routers(),
             ],
             public_url=settings.public_url,
@@ -178,6 +180,13 @@ class AsgiBuilder:
             trusted_proxies=settings.trusted_proxies,
             problem_pages=self._problem_pages,
         )
+
+    def _channel_routers(self) -> list[Router]:
+        channels = self._parts.settlement_services.channels
+        if channels is None:
+            return []
+        parts = ChannelParts(ledger=channels.ledger, networks=channels.networks, refunds=channels.refunds)
+        return [channel_router(self.context, parts)]
 
     def _page_routers(self) -> list[Router]:
         if self._pages is None:

@@ -1,6 +1,7 @@
 """The objects of channels, one per gateway: the networks that have them, the watch of withdrawals, and the claims."""
 
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,11 @@ from tollway.ledger.ledger import GasLedger
 from tollway.limits import Limits
 from tollway.payments.channel_claims import ChannelClaims
 from tollway.payments.channel_networks import ChannelNetworks
+from tollway.payments.channel_refunds import ChannelRefunds
 from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.channel_watch import ChannelWatch
 from tollway.payments.gas import GasBudget
+from tollway.payments.receipts import ReceiptPoller
 from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 
 
@@ -38,10 +41,14 @@ class ChannelServices:
         chains: SettlementChain,
         rules: Mapping[ChainId, ChainRules],
         gas_budget: GasBudget,
+        receipt_poller: ReceiptPoller,
         limits: Limits,
         now_ms: Callable[[], int],
     ) -> None:
         self.ledger = parts.ledger
+        self._limits = limits
+        self._clock = time.monotonic
+        self._next_claims_s = 0.0
         self.networks = ChannelNetworks(
             chains,
             parts.rules,
@@ -64,7 +71,28 @@ class ChannelServices:
             now_ms=now_ms,
             entropy=secrets.token_bytes,
         )
+        self.refunds = ChannelRefunds(
+            ledger=parts.ledger,
+            claims=self._claims,
+            networks=self.networks,
+            rules=rules,
+            gas_budget=gas_budget,
+            receipt_poller=receipt_poller,
+            limits=limits,
+            now_ms=now_ms,
+        )
+
+    async def open(self) -> None:
+        """Looks at the networks, so that the first 402 offers what can be paid; and at the channels, where no gateway has done so lately."""
+        await self.networks.refresh()
+        if not all(map(self.networks.is_available, self.networks.rules)):
+            await self._watch.run_once()
+            await self.networks.refresh()
 
     async def run_once(self) -> None:
+        """Watches in each round, and claims once in `channel_claim_interval_s`."""
         await self._watch.run_once()
-        await self._claims.run_once()
+        now_s = self._clock()
+        if now_s >= self._next_claims_s:
+            self._next_claims_s = now_s + self._limits.channel_claim_interval_s
+            await self._claims.run_once()

@@ -130,6 +130,7 @@ class SettlementServices:
                 chains=chains,
                 rules=rules,
                 gas_budget=gas_budget,
+                receipt_poller=self._receipt_poller,
                 limits=limits,
                 now_ms=now_ms,
             )
@@ -160,7 +161,7 @@ class SettlementServices:
         await self._facilitator_http.open()
         await self.gas_budget.refresh()
         if self.channels is not None:
-            await self.channels.networks.refresh()
+            await self.channels.open()
 
     async def close(self) -> None:
         await self._facilitator_http.close()

@@ -40,6 +40,8 @@ REFUND_INTERVAL_MS = 86_400_000
 IDLE_MS = 3_600_000
 """How long a channel must have had no call where the shown voucher is public."""
 
+TURN_WAIT_S, TURN_POLL_S = 10.0, 0.25
+
 _log = structlog.get_logger(__name__)
 
 
@@ -84,10 +86,7 @@ class ChannelRefunds:
         """Pays back what the channel holds beyond its calls. `voucher`: of the payer, over the announced sum. Raises Refusal, ChainUnavailable,
         StorageUnavailable."""
         asset = self._find_asset(channel)
-        activity = await self._ledger.find_activity(channel.key)
-        problem = self._find_problem(channel, voucher, activity)
-        if problem is not None:
-            raise Refusal(problem)
+        channel = await self._take_turn(channel, voucher)
         facts = await self._networks.fetch_channel(channel.chain_id, channel.id, asset)
         channel = await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
         total = max(channel.taken_units, channel.facts.total_claimed)
@@ -128,6 +127,19 @@ class ChannelRefunds:
             raise Refusal(UNDECIDED) from None
         await self._claims.finish(claim)
         return await self._read_refund(channel, mined)
+
+    async def _take_turn(self, channel: Channel, voucher: Voucher) -> Channel:
+        """Waits until no call and no claim has the channel. Raises Refusal where it may not be refunded now."""
+        for _ in range(round(TURN_WAIT_S / TURN_POLL_S)):
+            activity = await self._ledger.find_activity(channel.key)
+            problem = self._find_problem(channel, voucher, activity)
+            if problem is None:
+                return channel
+            if problem is not BUSY:
+                raise Refusal(problem)
+            await asyncio.sleep(TURN_POLL_S)
+            channel = await self._ledger.find_channel(channel.chain_id, channel.id) or channel
+        raise Refusal(BUSY)
 
     async def _read_refund(self, channel: Channel, mined: ChainFacts) -> Refunded:
         paid = [

@@ -111,6 +111,30 @@ def encode_charge(
     return RESPONSE_HEADER, encode_object(content)
 
 
+def encode_refund_receipt(channel: Channel, *, tx_hash: TxHash, base_units: int) -> Header:
+    """`PAYMENT-RESPONSE` of a refund. `base_units`: what the contract paid back."""
+    content = {
+        "success": True,
+        "transaction": str(tx_hash),
+        "network": format_network(channel.chain_id),
+        "payer": str(channel.config.payer),
+        "amount": str(base_units),
+        "extra": {"channelState": channel_state_json(channel)},
+    }
+    return RESPONSE_HEADER, encode_object(content)
+
+
+def encode_refund_terms(requirement: PaymentRequirement, *, url: str) -> Header:
+    """`PAYMENT-REQUIRED` of a refund URL: one channel, whose payer is not known yet."""
+    content = {
+        "x402Version": 2,
+        "error": "payment_required",
+        "resource": resource_json(Resource(url=url)),
+        "accepts": [requirement_json(requirement)],
+    }
+    return REQUIRED_HEADER, encode_object(content)
+
+
 def encode_corrective(
     requirement: PaymentRequirement, channel: Channel, *, url: str, reason: str, shows_voucher: bool
 ) -> Header:

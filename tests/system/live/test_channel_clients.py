@@ -1,5 +1,6 @@
 """Unmodified clients of x402 pay a listing over a channel of a running gateway, which claims it on the chain."""
 
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -22,7 +23,10 @@ CHANNELS = {
     **LONG_LIVED,
     "TOLLWAY_CHANNELS": "true",
     "TEST_LIMIT_SWEEP_INTERVAL_S": "0.2",
+    "TEST_LIMIT_CHANNEL_CLAIM_INTERVAL_S": "0.2",
 }
+UNCLAIMED = {**CHANNELS, "TEST_LIMIT_CHANNEL_CLAIM_INTERVAL_S": "86400"}
+"""After the first round the gateway claims nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,14 @@ class Harness:
 
     def url(self, rest: str) -> str:
         return f"{self.gateway.public_url}{API}/gateway/{self.api_id}{rest}"
+
+    async def refund_url(self, url: str) -> str:
+        """Of the channel that an unpaid call of `url` offers."""
+        async with self.cluster.session.get(url) as reply:
+            offered = json.loads(base64.b64decode(reply.headers["PAYMENT-REQUIRED"]))
+        one = next(one for one in offered["accepts"] if one["scheme"] == "batch-settlement")
+        path = f"{one['network']}/{one['asset']}/{one['payTo']}/{one['extra']['receiverAuthorizer']}"
+        return f"{self.gateway.public_url}{API}/channels/{path}"
 
     async def run(
         self, script: str, payer: Any, plan: list[dict[str, Any]], *, has_rpc: bool = True
@@ -53,10 +65,23 @@ class Harness:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harness(cluster: Any) -> AsyncIterator[Harness]:
+    async with run_harness(cluster, CHANNELS) as harness:
+        yield harness
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unclaimed(cluster: Any) -> AsyncIterator[Harness]:
+    """A gateway whose channels are not claimed, so that no voucher is public."""
+    async with run_harness(cluster, UNCLAIMED) as harness:
+        yield harness
+
+
+@contextlib.asynccontextmanager
+async def run_harness(cluster: Any, settings: dict[str, str]) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
     async with contextlib.AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(
-            cluster.gateway(settings={**CHANNELS, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key})
+            cluster.gateway(settings={**settings, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key})
         )
         provider = await cluster.wallet()
         api_id = await cluster.publish(gateway, provider, pricePerRequest="0.0003")
@@ -135,3 +160,30 @@ async def test_a_failed_call_costs_nothing_and_its_voucher_pays_the_next(harness
     told = await harness.run(FETCH, payer, [{"url": good}, {"url": bad}, {"url": good}])
     assert [one["status"] for one in told] == [200, 503, 200]
     assert told[2]["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] == "600"
+
+
+async def test_a_refund_pays_back_what_no_call_took(unclaimed: Harness) -> None:
+    """The rest of the deposit goes to the payer, what the calls cost to the provider; the next call deposits again and goes on counting."""
+    payer = await unclaimed.cluster.wallet()
+    before = await unclaimed.balance(payer)
+    url = unclaimed.url("/quote/ETH")
+    plan = [
+        {"url": url, "times": 2},
+        {"url": await unclaimed.refund_url(url), "isRefund": True},
+        {"url": url},
+    ]
+    first, second, refunded, again = await unclaimed.run(FETCH, payer, plan)
+    assert first["status"] == second["status"] == 200
+    assert refunded["error"] is None, refunded
+    assert refunded["refund"]["amount"] == str(300_000 - 2 * PRICE_UNITS)
+    assert again["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] == str(3 * PRICE_UNITS)
+    assert before - await unclaimed.balance(payer) == 2 * PRICE_UNITS + 300_000
+
+
+async def test_a_refund_is_given_once_a_day(unclaimed: Harness) -> None:
+    payer = await unclaimed.cluster.wallet()
+    url = unclaimed.url("/quote/ETH")
+    refund = {"url": await unclaimed.refund_url(url), "isRefund": True}
+    told = await unclaimed.run(FETCH, payer, [{"url": url}, refund, {"url": url}, refund])
+    assert told[1]["error"] is None, told[1]
+    assert "429" in told[3]["error"]

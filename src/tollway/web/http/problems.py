@@ -533,7 +533,7 @@ def install_handlers(
             if sign_in and (request.scope.get("state") or {}).get(CHALLENGED_BY_402):
                 status, offered = 402, sign_in
             more = (*more, *offered)
-        return _to_response(
+        return to_response(
             problem, request.scope, public_url=public_url, more=more, status=status, pages=pages
         )
 
@@ -608,13 +608,13 @@ class ErrorBoundary:
                 more = (
                     () if self._payment_state is None else (("tollway-payment-state", self._payment_state),)
                 )
-                response = _to_response(
+                response = to_response(
                     problem, scope, public_url=self._public_url, more=more, pages=self._pages
                 )
                 await response(scope, receive, send)
 
 
-def _to_response(
+def to_response(
     problem: Problem,
     scope: Scope,
     *,
