@@ -104,34 +104,35 @@ async def test_calls_cost_one_deposit_and_one_claim(harness: Harness, script: st
     await poll(is_paid, what="the claim of the channel")
 
 
-async def test_a_restart_with_the_chain_in_sight_heals_and_without_it_moves_nothing(harness: Harness) -> None:
-    payer = await harness.cluster.wallet()
-    url = harness.url("/quote/ETH")
+async def test_a_restart_with_the_chain_in_sight_heals_and_without_it_moves_nothing(
+    unclaimed: Harness,
+) -> None:
+    payer = await unclaimed.cluster.wallet()
+    url = unclaimed.url("/quote/ETH")
     plan = [{"url": url, "times": 2}, {"url": url, "isRestarted": True, "times": 2}]
-    told = await harness.run(FETCH, payer, plan)
+    told = await unclaimed.run(FETCH, payer, plan)
     assert [one["status"] for one in told] == [200] * 4
     assert told[2]["seen"] == [402, 402, 200]
-    left = await harness.balance(payer)
-    (blind,) = await harness.run(FETCH, payer, [{"url": url}], has_rpc=False)
+    left = await unclaimed.balance(payer)
+    (blind,) = await unclaimed.run(FETCH, payer, [{"url": url}], has_rpc=False)
     assert blind["status"] == 402
-    assert await harness.balance(payer) == left
+    assert await unclaimed.balance(payer) == left
 
 
-async def test_a_lost_response_stays_charged_and_heals(harness: Harness) -> None:
-    payer = await harness.cluster.wallet()
-    url = harness.url("/quote/ETH")
+async def test_a_lost_response_stays_charged_and_heals(unclaimed: Harness) -> None:
+    payer = await unclaimed.cluster.wallet()
+    url = unclaimed.url("/quote/ETH")
     plan = [{"url": url}, {"url": url, "losesReceipt": True}, {"url": url}]
-    told = await harness.run(FETCH, payer, plan)
+    told = await unclaimed.run(FETCH, payer, plan)
     assert [one["status"] for one in told] == [200] * 3
     assert told[2]["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] == str(3 * PRICE_UNITS)
 
 
-async def test_five_calls_at_once_on_one_channel(harness: Harness) -> None:
-    payer = await harness.cluster.wallet()
-    url = harness.url("/quote/ETH")
+async def test_five_calls_at_once_on_one_channel(unclaimed: Harness) -> None:
+    payer = await unclaimed.cluster.wallet()
+    url = unclaimed.url("/quote/ETH")
     plan = [{"url": url}, {"url": url, "times": 5, "isParallel": True}, {"url": url}]
-    told = await harness.run(FETCH, payer, plan)
-    print([(one["status"], one["seen"], one["body"][:100]) for one in told])
+    told = await unclaimed.run(FETCH, payer, plan)
     assert told[0]["status"] == told[-1]["status"] == 200
     served = sum(one["status"] == 200 for one in told)
     assert told[-1]["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] == str(
@@ -139,12 +140,12 @@ async def test_five_calls_at_once_on_one_channel(harness: Harness) -> None:
     )
 
 
-async def test_two_listings_of_a_provider_share_a_channel(harness: Harness) -> None:
-    payer = await harness.cluster.wallet()
-    other = await harness.cluster.publish(harness.gateway, harness.provider, pricePerRequest="0.001")
-    second = harness.url("/quote/ETH").replace(harness.api_id, other)
-    plan = [{"url": harness.url("/quote/ETH")}, {"url": second}, {"url": harness.url("/quote/ETH")}]
-    told = await harness.run(FETCH, payer, plan)
+async def test_two_listings_of_a_provider_share_a_channel(unclaimed: Harness) -> None:
+    payer = await unclaimed.cluster.wallet()
+    other = await unclaimed.cluster.publish(unclaimed.gateway, unclaimed.provider, pricePerRequest="0.001")
+    second = unclaimed.url("/quote/ETH").replace(unclaimed.api_id, other)
+    plan = [{"url": unclaimed.url("/quote/ETH")}, {"url": second}, {"url": unclaimed.url("/quote/ETH")}]
+    told = await unclaimed.run(FETCH, payer, plan)
     assert [one["status"] for one in told] == [200] * 3, told
     assert [one["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] for one in told] == [
         "300",
@@ -154,10 +155,10 @@ async def test_two_listings_of_a_provider_share_a_channel(harness: Harness) -> N
     assert [bool(one["receipt"]["transaction"]) for one in told] == [True, False, False]
 
 
-async def test_a_failed_call_costs_nothing_and_its_voucher_pays_the_next(harness: Harness) -> None:
-    payer = await harness.cluster.wallet()
-    good, bad = harness.url("/quote/ETH"), harness.url("/status/503")
-    told = await harness.run(FETCH, payer, [{"url": good}, {"url": bad}, {"url": good}])
+async def test_a_failed_call_costs_nothing_and_its_voucher_pays_the_next(unclaimed: Harness) -> None:
+    payer = await unclaimed.cluster.wallet()
+    good, bad = unclaimed.url("/quote/ETH"), unclaimed.url("/status/503")
+    told = await unclaimed.run(FETCH, payer, [{"url": good}, {"url": bad}, {"url": good}])
     assert [one["status"] for one in told] == [200, 503, 200]
     assert told[2]["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] == "600"
 
