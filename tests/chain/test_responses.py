@@ -21,6 +21,7 @@ from tollway.chain.responses import (
     parse_call,
     parse_estimate,
     parse_finalized,
+    parse_log_subjects,
     parse_log_transactions,
     parse_mined,
     parse_quantity,
@@ -461,6 +462,33 @@ def test_logs_give_their_transactions_in_order_and_removed_ones_none() -> None:
 def test_logs_that_were_not_requested_are_unusable(value: object) -> None:
     with pytest.raises(UnusableResponse):
         parse_log_transactions(value, address=ADDRESS, topics=ASKED)
+
+
+KINDS = ASKED[0]
+
+
+def test_the_subjects_of_logs_are_their_second_topics() -> None:
+    longer = [log_of()["topics"][0], "0x" + "09" * 32, "0x" + "08" * 32]
+    logs = [log_of(), log_of(topics=longer), log_of(topics=longer, removed=True), log_of()]
+    assert parse_log_subjects(logs, address=ADDRESS, kinds=KINDS) == {ASKED[1][0], b"\x09" * 32}
+    gone = [log_of(topics=longer, removed=True)]
+    assert parse_log_subjects(gone, address=ADDRESS, kinds=KINDS) == set()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(fault("query returned more than 10000 results", code=-32005), id="a fault"),
+        pytest.param([log_of(address="0x" + "c4" * 20)], id="of another contract"),
+        pytest.param([log_of(topics=["0x" + "04" * 32, "0x" + "03" * 32])], id="another event"),
+        pytest.param([log_of(topics=log_of()["topics"][:1])], id="no subject"),
+        pytest.param([log_of(topics=[])], id="no topics"),
+        pytest.param([log_of(topics=[log_of()["topics"][0], "0x03"])], id="half a subject"),
+    ],
+)
+def test_logs_without_a_subject_are_unusable(value: object) -> None:
+    with pytest.raises(UnusableResponse):
+        parse_log_subjects(value, address=ADDRESS, kinds=KINDS)
 
 
 # ---- Counts the reports of nodes about one transaction.

@@ -3,14 +3,19 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from eth_abi.abi import encode
 
 from tests.kit.scripted_node import hang
+from tollway.chain import channel_contract as contract
 from tollway.chain import tokens
+from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, encode_channel_state
 from tollway.chain.port import (
     AccountFacts,
     AuthorizationFacts,
     ChainFacts,
     ChainTip,
+    ChannelFacts,
+    ChannelState,
     ContractResult,
     Disputed,
     Fees,
@@ -21,7 +26,7 @@ from tollway.chain.port import (
 )
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
-from tollway.ids import Address, ChainId, TxHash, keccak256
+from tollway.ids import Address, ChainId, ChannelId, TxHash, keccak256
 from tollway.limits import Limits
 
 CHAIN = ChainId(84532)
@@ -847,6 +852,190 @@ async def test_a_network_whose_small_payments_need_one_node_is_served_by_one(
     else:
         with pytest.raises(ChainUnavailable):
             await reader.check_chain(CHAIN)
+
+
+# ---- Payment channels.
+
+CHANNEL = ChannelId(b"\x70" * 32)
+ERROR = refuse(-32000, "header not found")
+
+
+def state_of(balance: int, claimed: int = 0, *, withdrawal: int = 0, begun: int = 0, nonce: int = 0) -> str:
+    views = [
+        encode(["uint128", "uint128"], [balance, claimed]),
+        encode(["uint128", "uint40"], [withdrawal, begun]),
+        encode(["uint256"], [nonce]),
+    ]
+    return "0x" + encode(["bytes[]"], [views]).hex()
+
+
+def know_channel(script: Any, *, head: object, deep: object = None) -> None:
+    """What the node returns at its head, block 10, and at each block below."""
+    script.answers["eth_call"] = lambda params: head if params[1] == "0xa" else deep
+
+
+async def test_a_channel_is_read_at_the_number_of_the_head(reader, script) -> None:
+    """Two round trips: a node behind the same URL that lacks the head fails; at `latest` it would return an older state."""
+    seen: list[Any] = []
+    state = state_of(300_000, 8_223, withdrawal=5, begun=1_700_000_000, nonce=2)
+    script.answers["eth_call"] = lambda params: seen.append(params) or state
+    assert await reader.fetch_channel(CHAIN, CHANNEL) == ChannelFacts(
+        chain_id=CHAIN,
+        head_number=10,
+        head_time=1_700_000_010,
+        state=ChannelState(
+            balance=300_000,
+            total_claimed=8_223,
+            withdrawal=5,
+            withdrawal_initiated_at=1_700_000_000,
+            refund_nonce=2,
+        ),
+        confirmed_balance=300_000,
+    )
+    call = {"to": str(SETTLEMENT_CONTRACT), "data": "0x" + encode_channel_state(CHANNEL).hex()}
+    assert seen == [[call, "0xa"], [call, "0xa"]]
+    assert len(script.batches) == 2
+
+
+@pytest.mark.parametrize(
+    ("confirmations", "block"), [(1, "0xa"), (2, "0x9"), (10, "0x1"), (11, "0x0"), (99, "0x0")]
+)
+async def test_the_confirmed_balance_is_that_of_the_deeper_block(
+    reader, script, confirmations: int, block: str
+) -> None:
+    seen: list[str] = []
+    script.answers["eth_call"] = lambda params: (
+        seen.append(params[1]) or state_of(500 if params[1] == "0xa" else 200)
+    )
+    facts = await reader.fetch_channel(CHAIN, CHANNEL, confirmations=confirmations)
+    assert seen == ["0xa", block]
+    assert (facts.state.balance, facts.confirmed_balance) == (500, 500 if block == "0xa" else 200)
+
+
+async def test_a_balance_that_fell_is_confirmed_at_once(reader, script) -> None:
+    know_channel(script, head=state_of(100), deep=state_of(500))
+    assert (await reader.fetch_channel(CHAIN, CHANNEL, confirmations=2)).confirmed_balance == 100
+
+
+@pytest.mark.parametrize(
+    ("head", "deep"),
+    [
+        pytest.param("0x", state_of(1), id="no contract"),
+        pytest.param(state_of(1), "0x", id="no contract yet"),
+        pytest.param(REVERT, state_of(1), id="a revert"),
+        pytest.param(ERROR, state_of(1), id="a node that lacks the head"),
+        pytest.param(state_of(1), ERROR, id="a node that lacks old states"),
+        pytest.param(state_of(1)[:-2], state_of(1), id="cut"),
+        pytest.param(None, state_of(1), id="nothing"),
+    ],
+)
+async def test_an_unclear_response_about_a_channel_is_read_from_the_next_node(
+    make_node, make_reader, head: object, deep: object
+) -> None:
+    script, url = await make_node()
+    good, good_url = await make_node()
+    know_channel(script, head=head, deep=deep)
+    know_channel(good, head=state_of(7), deep=state_of(7))
+    facts = await (await make_reader(url, good_url)).fetch_channel(CHAIN, CHANNEL, confirmations=3)
+    assert facts.confirmed_balance == 7
+    with pytest.raises(ChainUnavailable):
+        await (await make_reader(url)).fetch_channel(CHAIN, CHANNEL, confirmations=3)
+
+
+@pytest.mark.parametrize(
+    ("head", "deep"),
+    [
+        (state_of(501), state_of(500)),
+        (state_of(500), state_of(499)),
+        (state_of(500, 1), state_of(500)),
+        (state_of(500, withdrawal=1, begun=1), state_of(500)),
+        (state_of(500, nonce=1), state_of(500)),
+    ],
+    ids=["balance", "confirmed balance", "claims", "withdrawal", "refund nonce"],
+)
+async def test_nodes_that_disagree_about_a_channel_say_nothing(open_reader, head: str, deep: str) -> None:
+    reader, first, second = await open_reader(2, agreement_min=2)
+    know_channel(first, head=state_of(500), deep=state_of(500))
+    know_channel(second, head=head, deep=deep)
+    with pytest.raises(ChainUnavailable):
+        await reader.fetch_channel(CHAIN, CHANNEL, confirmations=2)
+
+
+async def test_agreeing_nodes_give_the_lowest_head_of_a_channel(open_reader) -> None:
+    reader, first, second = await open_reader(2, agreement_min=2)
+    for script in (first, second):
+        script.answers["eth_call"] = state_of(500)
+    first.blocks["latest"] = first.block(12)
+    assert (await reader.fetch_channel(CHAIN, CHANNEL)).head_number == 10
+
+
+def escrow_log(channel: bytes, topic: bytes = contract.WITHDRAW_INITIATED_TOPIC) -> dict[str, Any]:
+    topics = ["0x" + topic.hex(), "0x" + channel.hex()]
+    return {"address": str(SETTLEMENT_CONTRACT), "topics": topics, "transactionHash": str(TX)}
+
+
+async def test_the_changed_channels_of_blocks_are_read_by_the_events_of_escrow(reader, script) -> None:
+    seen: list[Any] = []
+    logs = [escrow_log(CHANNEL), escrow_log(b"\x71" * 32, contract.DEPOSITED_TOPIC), escrow_log(CHANNEL)]
+    script.answers |= {
+        "eth_getLogs": lambda params: seen.append(params[0]) or logs,
+        "eth_blockNumber": "0xa",
+    }
+    found = await reader.fetch_changed_channels(CHAIN, from_block=5, to_block=10)
+    assert found == {CHANNEL, ChannelId(b"\x71" * 32)}
+    topics = [["0x" + topic.hex() for topic in contract.ESCROW_TOPICS]]
+    wanted = {"address": str(SETTLEMENT_CONTRACT), "topics": topics, "fromBlock": "0x5", "toBlock": "0xa"}
+    assert seen == [wanted]
+
+
+async def test_one_of_the_required_nodes_is_enough_to_name_a_channel(open_reader) -> None:
+    reader, first, second = await open_reader(2, agreement_min=2)
+    for script in (first, second):
+        script.answers |= {"eth_getLogs": [], "eth_blockNumber": "0xa"}
+    assert await reader.fetch_changed_channels(CHAIN, from_block=5, to_block=10) == frozenset()
+    second.answers["eth_getLogs"] = [escrow_log(CHANNEL)]
+    assert await reader.fetch_changed_channels(CHAIN, from_block=5, to_block=10) == {CHANNEL}
+    second.http = fail
+    with pytest.raises(ChainUnavailable):
+        await reader.fetch_changed_channels(CHAIN, from_block=5, to_block=10)
+
+
+@pytest.mark.parametrize(
+    "bent",
+    [
+        pytest.param({"eth_blockNumber": "0x9"}, id="a node that lacks the last block"),
+        pytest.param({"eth_getLogs": [escrow_log(CHANNEL, bytes(32))]}, id="another event"),
+        pytest.param({"eth_getLogs": ERROR}, id="an error"),
+    ],
+)
+async def test_a_node_without_the_logs_of_these_blocks_is_skipped(
+    make_node, make_reader, bent: dict[str, Any]
+) -> None:
+    script, url = await make_node()
+    good, good_url = await make_node()
+    for one in (script, good):
+        one.answers |= {"eth_getLogs": [escrow_log(CHANNEL)], "eth_blockNumber": "0xa"}
+    script.answers |= bent
+    reader = await make_reader(url, good_url)
+    assert await reader.fetch_changed_channels(CHAIN, from_block=5, to_block=10) == {CHANNEL}
+    with pytest.raises(ChainUnavailable):
+        await (await make_reader(url)).fetch_changed_channels(CHAIN, from_block=5, to_block=10)
+
+
+async def test_logs_up_to_a_block_are_read_in_windows_that_end_there(reader, script) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def logs(params: list[Any]) -> Any:
+        first, last = (int(params[0][name], 16) for name in ("fromBlock", "toBlock"))
+        if last - first >= 500:
+            return refuse(-32005, "block range too large")
+        seen.append((first, last))
+        return [escrow_log(first.to_bytes(32, "big"))]
+
+    script.answers |= {"eth_getLogs": logs, "eth_blockNumber": hex(2_000)}
+    found = await reader.fetch_changed_channels(CHAIN, from_block=100, to_block=1_300)
+    assert seen == [(100, 599), (600, 1_099), (1_100, 1_300)]
+    assert found == {ChannelId(first.to_bytes(32, "big")) for first, _ in seen}
 
 
 # ---- Blocks of payments that are not final.

@@ -30,11 +30,11 @@ from tollway.chain.channel_contract import (
     parse_channel_events,
     parse_contract_error,
 )
-from tollway.chain.port import ChainFacts, ChannelState, ContractResult, SettlementChain
+from tollway.chain.port import ChainFacts, ChannelState, ContractResult, WatchedChain
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.signer import GasKey
 from tollway.errors import ChainUnavailable
-from tollway.ids import ZERO_ADDRESS, Address, ChainId, TxHash, keccak256
+from tollway.ids import ZERO_ADDRESS, Address, ChainId, ChannelId, TxHash, keccak256
 from tollway.limits import Limits
 from tollway.payments.channels import claim_batch_digest
 from tollway.sandbox.chain import (
@@ -156,7 +156,7 @@ class World(Protocol):
     """A chain with the contracts of channels, where the payer has 10,000 base units."""
 
     @property
-    def chains(self) -> SettlementChain: ...
+    def chains(self) -> WatchedChain: ...
 
     async def simulate(self, calldata: bytes, sender: Address) -> ContractResult: ...
 
@@ -448,6 +448,26 @@ async def test_a_balance_is_confirmed_when_it_is_deep_enough(world: World) -> No
     ]
     await perform_all(world, refund(900))
     assert await read(2) == (600, 600)
+
+
+async def test_blocks_name_the_channels_whose_escrow_changed(world: World) -> None:
+    async def read(from_block: int) -> set[ChannelId]:
+        head = (await world.chains.fetch_tip(CHAIN)).head_number
+        return set(await world.chains.fetch_changed_channels(CHAIN, from_block=from_block, to_block=head))
+
+    async def read_after(*calls: Call) -> set[ChannelId]:
+        head = (await world.chains.fetch_tip(CHAIN)).head_number
+        await perform_all(world, *calls)
+        return await read(head + 1)
+
+    assert await read(0) == set()
+    assert await read_after(deposit()) == {PAYER.channel_id}
+    assert await read_after(claim(row(600, 600)), settle()) == set()
+    assert await read_after(withdraw(100), deposit(of=OTHER)) == {PAYER.channel_id, OTHER.channel_id}
+    assert await read_after(refund(200)) == {PAYER.channel_id}
+    head = (await world.chains.fetch_tip(CHAIN)).head_number
+    with pytest.raises(ChainUnavailable):
+        await world.chains.fetch_changed_channels(CHAIN, from_block=0, to_block=head + 1)
 
 
 async def test_one_read_tells_whether_a_deposit_would_pass(world: World) -> None:

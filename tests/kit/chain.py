@@ -29,7 +29,7 @@ from tests.kit.chain_blocks import (
     transfer_log,
 )
 from tests.kit.chain_channels import answer_collector
-from tollway.chain.channel_contract import DEPOSIT_COLLECTOR, SETTLEMENT_CONTRACT
+from tollway.chain.channel_contract import DEPOSIT_COLLECTOR, ESCROW_TOPICS, SETTLEMENT_CONTRACT
 from tollway.chain.multicall import MULTICALL3
 from tollway.chain.nodes import NodeObserver, NodeStatus
 from tollway.chain.port import (
@@ -436,6 +436,22 @@ class MemoryChain:
             head_time=head.time,
             state=state,
             confirmed_balance=min(state.balance, confirmed.balance),
+        )
+
+    async def fetch_changed_channels(
+        self, chain_id: ChainId, *, from_block: int, to_block: int
+    ) -> frozenset[ChannelId]:
+        chain = await self._ask_trusted("fetch_changed_channels", chain_id, Quorum.AGREED)
+        if to_block >= len(chain.blocks):
+            raise ChainUnavailable(
+                f"No node of eip155:{chain_id} gave a usable response. Send the same request again after Retry-After."
+            )
+        return frozenset(
+            ChannelId(log.topics[1])
+            for block in chain.blocks[from_block : to_block + 1]
+            for transaction in block.transactions
+            for log in transaction.effective_logs
+            if log.address == SETTLEMENT_CONTRACT and log.topics[0] in ESCROW_TOPICS
         )
 
     async def find_authorization_use(

@@ -328,6 +328,14 @@ class WatchedChain(SettlementChain, Protocol):
         """The blocks at these heights, in a few round trips. Raises `ChainUnavailable` when no height has enough reports."""
         ...
 
+    async def fetch_changed_channels(
+        self, chain_id: ChainId, *, from_block: int, to_block: int
+    ) -> frozenset[ChannelId]:
+        """The channels with a deposit, a refund or a withdrawal in these blocks, of every payer and receiver: each channel that one of the
+        required nodes names. An event only names a channel; `fetch_channel` reads its state. Raises `ChainUnavailable` when too few nodes
+        have these blocks."""
+        ...
+
     async def review_receipts(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
     ) -> dict[TxHash, ChainFacts | NotMined | Disputed]:

@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import aiohttp
 
-from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, encode_channel_state, parse_channel_state
+from tollway.chain.channel_contract import (
+    ESCROW_TOPICS,
+    SETTLEMENT_CONTRACT,
+    encode_channel_state,
+    parse_channel_state,
+)
 from tollway.chain.nodes import RpcCall, RpcNode
 from tollway.chain.port import (
     AccountFacts,
@@ -36,6 +41,7 @@ from tollway.chain.responses import (
     parse_estimate,
     parse_final_tag,
     parse_finalized,
+    parse_log_subjects,
     parse_log_transactions,
     parse_mined,
     parse_next_time,
@@ -285,27 +291,49 @@ async def read_authorization_ends(
     return [tx_hash for raw in raws for tx_hash in parse_log_transactions(raw, address=token, topics=topics)]
 
 
+async def read_changed_channels(
+    node: RpcNode, session: Session, *, from_block: int, to_block: int
+) -> set[ChannelId]:
+    """The channels with an event of these blocks that moves their escrow or announces it. A node whose head is lower raises
+    `UnusableResponse`: it would return no logs of the blocks that it lacks."""
+    raws = await _read_logs(
+        node, session, SETTLEMENT_CONTRACT, (ESCROW_TOPICS,), from_block, to_block=to_block
+    )
+    subjects = [parse_log_subjects(raw, address=SETTLEMENT_CONTRACT, kinds=ESCROW_TOPICS) for raw in raws]
+    return {ChannelId(subject) for found in subjects for subject in found}
+
+
 async def _read_logs(
-    node: RpcNode, session: Session, address: Address, topics: Sequence[Sequence[bytes]], from_block: int
+    node: RpcNode,
+    session: Session,
+    address: Address,
+    topics: Sequence[Sequence[bytes]],
+    from_block: int,
+    *,
+    to_block: int | None = None,
 ) -> list[object]:
-    """Reads all logs in one request, or in windows where the node refuses a range of that size."""
+    """Reads all logs in one request, or in windows where the node refuses a range of that size. `to_block` None: up to the head."""
     topic_filter = [["0x" + topic.hex() for topic in allowed] for allowed in topics]
 
     def encode_query(first: str, last: str) -> RpcCall:
         query = {"address": str(address), "topics": topic_filter, "fromBlock": first, "toBlock": last}
         return ("eth_getLogs", [query])
 
-    whole, number = await node.send_batch(
-        session, [encode_query(hex(from_block), "latest"), ("eth_blockNumber", [])]
+    end = "latest" if to_block is None else hex(to_block)
+    number, whole = await node.send_batch(
+        session, [("eth_blockNumber", []), encode_query(hex(from_block), end)]
     )
+    head = parse_quantity(number)
+    if to_block is not None and head < to_block:
+        raise UnusableResponse("the node lacks the blocks of the requested logs")
     if not isinstance(whole, RpcFault):
         return [whole]
-    head = parse_quantity(number)
-    starts = range(from_block, head + 1, LOG_WINDOW_BLOCKS)
+    last = head if to_block is None else to_block
+    starts = range(from_block, last + 1, LOG_WINDOW_BLOCKS)
     if not 1 < len(starts) <= _LOG_WINDOWS_MAX:
         raise UnusableResponse(f"the node returned error {whole.code} instead of logs")
     return await node.send_batch(
-        session, [encode_query(hex(start), hex(min(start + LOG_WINDOW_BLOCKS - 1, head))) for start in starts]
+        session, [encode_query(hex(start), hex(min(start + LOG_WINDOW_BLOCKS - 1, last))) for start in starts]
     )
 
 

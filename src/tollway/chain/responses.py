@@ -8,7 +8,7 @@ between honest nodes; the lowest value counts. Source: Ethereum execution APIs.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar
 
@@ -306,25 +306,46 @@ def parse_log_transactions(
 ) -> list[TxHash]:
     """The transactions of the logs of an `eth_getLogs` response, in their order. `topics`: the allowed values of each topic. Raises
     `UnusableResponse` for a log that was not requested."""
+    found: list[TxHash] = []
+    for entry, log_topics in _list_logs(value, address):
+        _check_topics(log_topics, topics)
+        if entry.get("removed") is not True:
+            found.append(TxHash(parse_bytes(entry.get("transactionHash"), length=32)))
+    return found
+
+
+def parse_log_subjects(value: object, *, address: Address, kinds: Sequence[bytes]) -> set[bytes]:
+    """The second topics of the logs of an `eth_getLogs` response. `kinds`: the allowed values of the first topic. Raises `UnusableResponse`
+    for a log that was not requested."""
+    found: set[bytes] = set()
+    for entry, log_topics in _list_logs(value, address):
+        _check_topics(log_topics[:1], [kinds])
+        if len(log_topics) < 2:
+            raise UnusableResponse("a log has no subject")
+        if entry.get("removed") is not True:
+            found.add(log_topics[1])
+    return found
+
+
+def _list_logs(value: object, address: Address) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
+    """Each log with its topics."""
     if not isinstance(value, list):
         raise UnusableResponse(_describe(value, "a list of logs"))
-    found: list[TxHash] = []
     for entry in value:
         fields = _parse_object(entry, "a log")
-        log_topics = fields.get("topics")
-        if (
-            parse_bytes(fields.get("address"), length=20) != address
-            or not isinstance(log_topics, list)
-            or len(log_topics) != len(topics)
-            or any(
-                parse_bytes(topic, length=32) not in allowed
-                for topic, allowed in zip(log_topics, topics, strict=True)
-            )
-        ):
-            raise UnusableResponse("the node returned a log that was not requested")
-        if fields.get("removed") is not True:
-            found.append(TxHash(parse_bytes(fields.get("transactionHash"), length=32)))
-    return found
+        topics = fields.get("topics")
+        if parse_bytes(fields.get("address"), length=20) != address or not isinstance(topics, list):
+            raise UnusableResponse(_NOT_REQUESTED)
+        yield fields, [parse_bytes(topic, length=32) for topic in topics]
+
+
+def _check_topics(found: Sequence[bytes], allowed: Sequence[Sequence[bytes]]) -> None:
+    is_equal = len(found) == len(allowed)
+    if not is_equal or any(topic not in values for topic, values in zip(found, allowed, strict=True)):
+        raise UnusableResponse(_NOT_REQUESTED)
+
+
+_NOT_REQUESTED = "the node returned a log that was not requested"
 
 
 def parse_call(value: object, *, bytes_max: int) -> tuple[bool, bytes]:

@@ -36,6 +36,7 @@ from tollway.chain.requests import (
     read_authorization_ends,
     read_block_hashes,
     read_call,
+    read_changed_channels,
     read_channel,
     read_code_size,
     read_fees,
@@ -303,6 +304,24 @@ class RpcReader:
             failures,
         )
         return votes_of
+
+    async def fetch_changed_channels(
+        self, chain_id: ChainId, *, from_block: int, to_block: int
+    ) -> frozenset[ChannelId]:
+        """The union of the required nodes: one that hides a withdrawal must not suffice."""
+
+        async def read(node: RpcNode) -> set[ChannelId]:
+            return await read_changed_channels(
+                node, self._open_session, from_block=from_block, to_block=to_block
+            )
+
+        reports = await self._pool(chain_id).read_agreeing(
+            read,
+            compared=lambda changed: None,
+            quorum=Quorum.AGREED,
+            deadline_s=self._limits.rpc_deadline_s,
+        )
+        return frozenset().union(*reports)
 
     async def call_contract(
         self,
