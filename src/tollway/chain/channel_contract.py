@@ -225,9 +225,9 @@ async def has_channel_contracts(chains: ChainReader, chain_id: ChainId, *, deadl
         )
         return b"" if result.reverted else result.payload
 
-    return await read(SETTLEMENT_CONTRACT, EIP712_DOMAIN_CALL) == encode_domain(chain_id) and await read(
-        DEPOSIT_COLLECTOR, COLLECTS_FOR_CALL
-    ) == word(SETTLEMENT_CONTRACT)
+    domain = await read(SETTLEMENT_CONTRACT, EIP712_DOMAIN_CALL)
+    collects_for = await read(DEPOSIT_COLLECTOR, COLLECTS_FOR_CALL)
+    return domain == encode_domain(chain_id) and collects_for == word(SETTLEMENT_CONTRACT)
 
 
 _GETTER_GAS = 100_000
