@@ -974,7 +974,7 @@ def escrow_log(channel: bytes, topic: bytes = contract.WITHDRAW_INITIATED_TOPIC)
     return {"address": str(SETTLEMENT_CONTRACT), "topics": topics, "transactionHash": str(TX)}
 
 
-async def test_the_changed_channels_of_blocks_are_read_by_the_events_of_escrow(reader, script) -> None:
+async def test_the_changed_channels_of_blocks_are_read_by_their_events(reader, script) -> None:
     seen: list[Any] = []
     logs = [escrow_log(CHANNEL), escrow_log(b"\x71" * 32, contract.DEPOSITED_TOPIC), escrow_log(CHANNEL)]
     script.answers |= {
@@ -983,7 +983,7 @@ async def test_the_changed_channels_of_blocks_are_read_by_the_events_of_escrow(r
     }
     found = await reader.fetch_changed_channels(CHAIN, from_block=5, to_block=10)
     assert found == {CHANNEL, ChannelId(b"\x71" * 32)}
-    topics = [["0x" + topic.hex() for topic in contract.ESCROW_TOPICS]]
+    topics = [["0x" + topic.hex() for topic in contract.CHANNEL_TOPICS]]
     wanted = {"address": str(SETTLEMENT_CONTRACT), "topics": topics, "fromBlock": "0x5", "toBlock": "0xa"}
     assert seen == [wanted]
 

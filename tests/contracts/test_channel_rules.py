@@ -450,7 +450,7 @@ async def test_a_balance_is_confirmed_when_it_is_deep_enough(world: World) -> No
     assert await read(2) == (600, 600)
 
 
-async def test_blocks_name_the_channels_whose_escrow_changed(world: World) -> None:
+async def test_blocks_name_the_channels_that_changed(world: World) -> None:
     async def read(from_block: int) -> set[ChannelId]:
         head = (await world.chains.fetch_tip(CHAIN)).head_number
         return set(await world.chains.fetch_changed_channels(CHAIN, from_block=from_block, to_block=head))
@@ -462,7 +462,8 @@ async def test_blocks_name_the_channels_whose_escrow_changed(world: World) -> No
 
     assert await read(0) == set()
     assert await read_after(deposit()) == {PAYER.channel_id}
-    assert await read_after(claim(row(600, 600)), settle()) == set()
+    assert await read_after(claim(row(600, 600))) == {PAYER.channel_id}
+    assert await read_after(settle()) == set()
     assert await read_after(withdraw(100), deposit(of=OTHER)) == {PAYER.channel_id, OTHER.channel_id}
     assert await read_after(refund(200)) == {PAYER.channel_id}
     head = (await world.chains.fetch_tip(CHAIN)).head_number

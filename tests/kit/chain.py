@@ -29,7 +29,7 @@ from tests.kit.chain_blocks import (
     transfer_log,
 )
 from tests.kit.chain_channels import answer_collector
-from tollway.chain.channel_contract import DEPOSIT_COLLECTOR, ESCROW_TOPICS, SETTLEMENT_CONTRACT
+from tollway.chain.channel_contract import CHANNEL_TOPICS, DEPOSIT_COLLECTOR, SETTLEMENT_CONTRACT
 from tollway.chain.multicall import MULTICALL3
 from tollway.chain.nodes import NodeObserver, NodeStatus
 from tollway.chain.port import (
@@ -451,7 +451,7 @@ class MemoryChain:
             for block in chain.blocks[from_block : to_block + 1]
             for transaction in block.transactions
             for log in transaction.effective_logs
-            if log.address == SETTLEMENT_CONTRACT and log.topics[0] in ESCROW_TOPICS
+            if log.address == SETTLEMENT_CONTRACT and log.topics[0] in CHANNEL_TOPICS
         )
 
     async def find_authorization_use(

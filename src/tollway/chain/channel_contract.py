@@ -321,8 +321,15 @@ REFUNDED_TOPIC = keccak256(b"Refunded(bytes32,address,uint128)")
 WITHDRAW_INITIATED_TOPIC = keccak256(b"WithdrawInitiated(bytes32,uint128,uint40)")
 WITHDRAW_FINALIZED_TOPIC = keccak256(b"WithdrawFinalized(bytes32,address,uint128)")
 
-ESCROW_TOPICS = (DEPOSITED_TOPIC, REFUNDED_TOPIC, WITHDRAW_INITIATED_TOPIC, WITHDRAW_FINALIZED_TOPIC)
-"""The events after which a channel covers more or fewer calls. The first indexed value of each is the channel."""
+CHANNEL_TOPICS = (
+    DEPOSITED_TOPIC,
+    CLAIMED_TOPIC,
+    REFUNDED_TOPIC,
+    WITHDRAW_INITIATED_TOPIC,
+    WITHDRAW_FINALIZED_TOPIC,
+)
+"""The events after which a channel covers more or fewer calls. The first indexed value of each is the channel. A receiver may claim himself, with a
+voucher that a claim of the gateway has published."""
 
 _EVENT_SHAPES = {
     DEPOSITED_TOPIC: (3, 2),

@@ -331,7 +331,7 @@ class WatchedChain(SettlementChain, Protocol):
     async def fetch_changed_channels(
         self, chain_id: ChainId, *, from_block: int, to_block: int
     ) -> frozenset[ChannelId]:
-        """The channels with a deposit, a refund or a withdrawal in these blocks, of every payer and receiver: each channel that one of the
+        """The channels with a deposit, a claim, a refund or a withdrawal in these blocks, of every payer and receiver: each that one of the
         required nodes names. An event only names a channel; `fetch_channel` reads its state. Raises `ChainUnavailable` when too few nodes
         have these blocks."""
         ...

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import aiohttp
 
 from tollway.chain.channel_contract import (
-    ESCROW_TOPICS,
+    CHANNEL_TOPICS,
     SETTLEMENT_CONTRACT,
     encode_channel_state,
     parse_channel_state,
@@ -294,12 +294,12 @@ async def read_authorization_ends(
 async def read_changed_channels(
     node: RpcNode, session: Session, *, from_block: int, to_block: int
 ) -> set[ChannelId]:
-    """The channels with an event of these blocks that moves their escrow or announces it. A node whose head is lower raises
+    """The channels with an event in these blocks that changes what they cover. A node whose head is lower raises
     `UnusableResponse`: it would return no logs of the blocks that it lacks."""
     raws = await _read_logs(
-        node, session, SETTLEMENT_CONTRACT, (ESCROW_TOPICS,), from_block, to_block=to_block
+        node, session, SETTLEMENT_CONTRACT, (CHANNEL_TOPICS,), from_block, to_block=to_block
     )
-    subjects = [parse_log_subjects(raw, address=SETTLEMENT_CONTRACT, kinds=ESCROW_TOPICS) for raw in raws]
+    subjects = [parse_log_subjects(raw, address=SETTLEMENT_CONTRACT, kinds=CHANNEL_TOPICS) for raw in raws]
     return {ChannelId(subject) for found in subjects for subject in found}
 
 
