@@ -47,7 +47,7 @@ class SqlLedger(LedgerStore):
             OperatorStore(database, now_ms=self.shared_ms),
             HistoryStore(database, limits=limits),
             GasStore(database),
-            ChannelStore(database),
+            ChannelStore(database, limits=limits),
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -156,6 +156,10 @@ class MemoryChannels(MemoryMoves):
         if name is None:
             return
         channel = self._rows.channels[name]
+        excess_units = self._taken(channel) - channel.facts.balance
+        held_units = call.parts.get(channel.payment_id, 0)
+        if call.state is CallState.CONSUMED and excess_units > 0 and held_units > 0:
+            self._set_units(call, channel.payment_id, max(0, held_units - excess_units), self._now_ms())
         if channel.reserved_call == call.claim.call_id:
             if call.state in (CallState.CONSUMED, CallState.REORGED):
                 told_units = self._taken(channel) + self._lacking(channel)
@@ -219,7 +223,8 @@ class MemoryChannels(MemoryMoves):
     def _count_lost(self, name: ChannelName) -> None:
         channel = self._rows.channels[name]
         lost_units = channel.facts.total_claimed - self._taken(channel)
-        if lost_units > 0:
+        is_draining = channel.state is ChannelState.DRAINING
+        if lost_units > 0 and (is_draining or channel.facts.total_claimed > channel.announced):
             self._rows.channels[name] = replace(
                 channel,
                 start_units=channel.start_units + lost_units,
@@ -290,7 +295,7 @@ class MemoryChannels(MemoryMoves):
             ceiling = channel.start_units if channel.candidate is None else channel.candidate.ceiling
             is_draining = channel.state is ChannelState.DRAINING
             laws = (
-                channel.facts.total_claimed <= channel.taken_units,
+                channel.facts.total_claimed <= channel.announced,
                 channel.taken_units - open_units + channel.lacking_units <= channel.announced,
                 channel.announced <= ceiling or is_draining,
                 reserved is None or reserved.state in _OPEN,

@@ -8,7 +8,8 @@ as calls of every other payment do. This module adds what vouchers need:
     ceiling      the cumulative sum of a voucher: announced + the maximum of its call
     published    the highest ceiling that stood in a transaction of the gateway; such a voucher buys nothing
 
-Laws, at rest: totalClaimed <= taken <= balance, and taken + lacking <= announced <= ceiling of the candidate. The head of a call charges what taken and lacking
+Laws, at rest: taken <= balance, and totalClaimed and taken + lacking <= announced <= ceiling of the candidate. A claim shows no more than was taken; where a charged
+call is given back later, because the repeat of its cut response costs nothing, the following calls charge that much less. The head of a call charges what taken and lacking
 exceed `announced` by: a stream charges its maximum at its head, and the following calls charge less until the two are equal again. A balance that falls below what was
 taken makes calls `reorged`, and what they lack stays announced: the next balance pays it.
 
@@ -210,10 +211,11 @@ def read_facts(channel: Channel, facts: ChannelFacts) -> Channel | None:
 
 
 def count_lost_claims(channel: Channel) -> Channel:
-    """The channel where the chain has claimed more than its calls owe: the ledger has lost calls, in a restore. Their sum counts as claimed before the first call, and the
-    channel takes no call any more."""
+    """The channel where the chain has claimed more than is announced, or after a restore more than its calls owe: the ledger has lost calls. Their sum counts as claimed before
+    the first call, and the channel takes no call any more."""
     lost_units = channel.facts.total_claimed - channel.taken_units
-    if lost_units <= 0:
+    is_restored = channel.state is ChannelState.DRAINING
+    if lost_units <= 0 or not (is_restored or channel.facts.total_claimed > channel.announced):
         return channel
     return replace(
         channel,

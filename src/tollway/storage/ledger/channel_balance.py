@@ -33,7 +33,7 @@ from tollway.storage.ledger.ledger_tables import authorization_table, call_table
 from tollway.storage.ledger.locked_rows import LockedCall, LockedRows
 
 CALLS_MAX = 5_000
-"""How many calls one transaction moves. A balance that falls by more calls is written in several; each leaves the sums right."""
+"""How many calls one deposit moves. What is left is written with the next facts of the chain."""
 
 
 def fit_calls(

@@ -16,6 +16,7 @@ from tollway.ledger.channels import (
 )
 from tollway.ledger.claims import check_units
 from tollway.ledger.records import NewPayment
+from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.ledger.channel_balance import fit_calls
 from tollway.storage.ledger.channel_rows import find_channels, insert_channel, read_channels
@@ -26,8 +27,9 @@ from tollway.storage.ledger.payments import find_payment_id, insert_payment
 class ChannelStore:
     """Implements `ChannelLedger`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, limits: Limits = DEFAULT_LIMITS) -> None:
         self._database = database
+        self._calls_max = limits.moved_calls_max
 
     async def find_channel(self, chain_id: ChainId, channel_id: ChannelId) -> Channel | None:
         name = ChannelName(chain_id, channel_id)
@@ -50,7 +52,8 @@ class ChannelStore:
 
     async def renew_channel(self, key: int, facts: ChannelFacts, *, now_ms: int) -> Channel:
         _check_facts(facts)
-        work = partial(_renew, key=key, facts=facts, now_ms=now_ms)
+        # A balance that falls by many calls is written in several transactions; each leaves the sums right.
+        work = partial(_renew, key=key, facts=facts, calls_max=self._calls_max, now_ms=now_ms)
         while True:
             renewed = await write_retried(self._database, work)
             if renewed.is_whole:
@@ -100,7 +103,7 @@ def _payment_of(name: ChannelName, config: ChannelConfig, facts: ChannelFacts, n
     )
 
 
-def _renew(connection: Connection, *, key: int, facts: ChannelFacts, now_ms: int) -> _Renewed:
+def _renew(connection: Connection, *, key: int, facts: ChannelFacts, calls_max: int, now_ms: int) -> _Renewed:
     locked_rows = LockedRows(connection)
     locked_rows.lock_payments(one.payment_id for one in read_channels(connection, [key]).values())
     locked_rows.load_channels([key])
@@ -108,7 +111,7 @@ def _renew(connection: Connection, *, key: int, facts: ChannelFacts, now_ms: int
     if channel is None:
         return _Renewed(locked_rows.channel(key), is_whole=True)
     locked_rows.set_channel(channel)
-    is_whole = fit_calls(connection, locked_rows, key, now_ms=now_ms)
+    is_whole = fit_calls(connection, locked_rows, key, calls_max=calls_max, now_ms=now_ms)
     if is_whole:
         locked_rows.set_channel(count_lost_claims(locked_rows.channel(key)))
     locked_rows.write()

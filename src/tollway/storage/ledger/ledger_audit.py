@@ -233,8 +233,8 @@ def _wrong_channels(connection: Connection) -> Iterator[str]:
 def _broken_laws(row: Row[Any]) -> Iterator[str]:
     taken_units = row.start_units + row.taken_units
     ended_units = taken_units - (row.reserved_units or 0)
-    if row.total_claimed > taken_units:
-        yield f"has claimed {row.total_claimed}, its calls owe {taken_units}"
+    if row.total_claimed > row.announced:
+        yield f"has claimed {row.total_claimed}, and announced {row.announced}"
     if ended_units + row.lacking_units > row.announced:
         yield f"has announced {row.announced}, its ended calls owe {ended_units + row.lacking_units}"
     if row.lacking_units != row.owed_units:

@@ -226,6 +226,8 @@ class LockedRows:
         if usage is not None:
             parts, due_units = self._trim(call, usage), usage.actual_units
             columns |= usage_columns(usage)
+        if call.channel_key is not None and after is CallState.CONSUMED:
+            parts = self._cover(call, parts)
         gone = [key for key in parts if self.payments[key].state is PaymentState.GONE]
         holding = debits_after(after, parts=parts, price_units=due_units, gone=gone)
         self.set_parts(call, holding.parts)
@@ -237,6 +239,14 @@ class LockedRows:
             cut = call.cut if usage is None else ""
             self._note_move(call, holding.state, cut=cut, at_ms=moved_ms)
         return holding.state
+
+    def _cover(self, call: LockedCall, parts: Parts) -> Parts:
+        """The part of a charged call that the balance of its channel covers beside the other calls: the balance may have fallen while the call was open."""
+        assert call.channel_key is not None
+        channel = self.channel(call.channel_key)
+        others_units = channel.taken_units - sum(call.parts.values())
+        units = min(sum(parts.values()), max(0, channel.facts.balance - others_units))
+        return {channel.payment_id: units} if units else {}
 
     def _move_channel(self, call: LockedCall, after: CallState, *, lacking_units: int) -> None:
         """`lacking_units`: of this call, before they count as lacking."""

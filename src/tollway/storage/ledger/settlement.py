@@ -259,8 +259,7 @@ class BatchSettlement:
             return locked_rows.move(paid, CallState.RELEASED, moved_ms=moved_ms, **values)
         if end is SettlementEnd.LOST:
             values["cut"] = "cut"
-        covered_units = min(call.due_units, max(0, channel.balance_units - channel.taken_units))
-        parts = {channel.payment_id: covered_units} if covered_units else {}
+        parts = {channel.payment_id: call.due_units} if call.due_units else {}
         locked_rows.set_parts(paid, parts)
         return locked_rows.move(replace(paid, parts=parts), CallState.CONSUMED, moved_ms=moved_ms, **values)
 

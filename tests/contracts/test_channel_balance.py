@@ -1,4 +1,4 @@
-"""The contract of `Ledger` for deposits: an authorisation that pays into a channel, and takes the price of its call from it."""
+"""The contract of `Ledger` for the balance of a channel: deposits, whose call takes its price of them, and what the chain says."""
 
 import asyncio
 from dataclasses import replace
@@ -27,6 +27,7 @@ from tests.kit.ledger_records import (
     PROVIDER,
     authorization_of,
     authorized_claim,
+    claim_on,
     close_of,
     finish_of,
     new_payment,
@@ -35,8 +36,9 @@ from tests.kit.ledger_records import (
     tx_hash,
     wait_finished,
 )
-from tests.kit.ledger_steps import assert_balanced, conclude, read_state, settle
-from tollway.ledger.channels import CeilingMismatch, Channel, ChannelBusy, ChannelState
+from tests.kit.ledger_steps import assert_balanced, conclude, pay, read_rest, read_state, settle
+from tests.kit.storage_faults import FaultyLedger
+from tollway.ledger.channels import CeilingMismatch, Channel, ChannelBusy, ChannelClosed, ChannelState
 from tollway.ledger.history import PaymentQuery
 from tollway.ledger.ledger import (
     AuthorizationTaken,
@@ -49,6 +51,7 @@ from tollway.ledger.ledger import (
 )
 from tollway.ledger.records import CallState, Cover, PaymentState, Rail
 from tollway.limits import DEFAULT_LIMITS
+from tollway.storage.engine.database import Database
 
 HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
 ANSWER = StoredResponse(status=200, headers=(), body=b"hello")
@@ -450,3 +453,161 @@ async def test_many_deposits_at_once_settle_alone(ledgers: Any) -> None:
     assert [numbers_of(await reread(two, channel)) for channel in channels] == [(505, 10, 10)] * 6
     assert (await reread(two, channels[0])).state is ChannelState.OPEN
     await assert_balanced(two)
+
+
+# What the chain says
+
+
+async def states_of(ledger: Any, claims: list[Claim]) -> str:
+    """The first letter of each state."""
+    return "".join([(await read_state(ledger, claim)).value[0] for claim in claims])
+
+
+async def renew(ledger: Any, channel: Channel, balance: int, **facts: Any) -> Channel:
+    found: Channel = await ledger.renew_channel(channel.key, facts_of(balance, **facts), now_ms=NOW_MS)
+    assert found == await reread(ledger, channel)
+    await assert_balanced(ledger)
+    return found
+
+
+async def test_a_lower_balance_takes_the_newest_calls_and_a_higher_one_pays_the_oldest(ledger: Any) -> None:
+    """Three calls of 10. The last one that loses units keeps what is left."""
+    channel = await open_channel(ledger, 30)
+    claims = [await buy(ledger, channel) for _ in range(3)]
+    seen = []
+    for balance in (30, 29, 20, 11, 0, 5, 15, 20, 1_000):
+        found = await renew(ledger, channel, balance)
+        seen.append((balance, await states_of(ledger, claims), found.taken_units, found.lacking_units))
+        assert found.announced == 30
+    assert seen == [
+        (30, "ccc", 30, 0),
+        (29, "ccr", 29, 1),
+        (20, "ccr", 20, 10),
+        (11, "crr", 11, 19),
+        (0, "rrr", 0, 30),
+        (5, "rrr", 5, 25),
+        (15, "crr", 15, 15),
+        (20, "ccr", 20, 10),
+        (1_000, "ccc", 30, 0),
+    ]
+    assert await ledger.debts(PAYER) == ()
+
+
+async def test_facts_of_an_earlier_block_change_nothing(ledger: Any) -> None:
+    channel = await open_channel(ledger, 30, block_number=200)
+    await buy(ledger, channel, 30)
+    before = await reread(ledger, channel)
+    stale = facts_of(0, block_number=199, withdrawal_since_s=1, total_claimed=0)
+    assert await ledger.renew_channel(channel.key, stale, now_ms=NOW_MS) == before
+    assert await reread(ledger, channel) == before
+    assert (await renew(ledger, channel, 0, block_number=200)).lacking_units == 30
+
+
+async def test_a_withdrawal_in_sight_takes_no_call_until_it_has_ended(ledger: Any) -> None:
+    channel = await open_channel(ledger, 100)
+    running = await open_call(ledger, channel)
+    found = await renew(ledger, channel, 100, withdrawal_since_s=7, withdrawal_amount=90, refund_nonce=3)
+    assert (found.state, found.facts.withdrawal_amount, found.facts.refund_nonce) == (
+        ChannelState.WITHDRAWING,
+        90,
+        3,
+    )
+    await end_call(ledger, running)  # a call that runs ends as every other
+    closed = ChannelClosed(state=ChannelState.WITHDRAWING)
+    assert await ledger.claim(voucher_claim(await reread(ledger, channel))) == closed
+    found = await renew(ledger, channel, 10, total_claimed=10)
+    assert (found.state, found.lacking_units) == (ChannelState.OPEN, 0)
+    await renew(ledger, channel, 200, total_claimed=10, block_number=101)
+    await buy(ledger, channel)
+    assert (await renew(ledger, channel, 0 + 10, total_claimed=10, block_number=102)).lacking_units == 10
+
+
+async def test_an_open_call_keeps_its_units_until_it_ends(ledger: Any) -> None:
+    channel = await open_channel(ledger, 30)
+    ended = await buy(ledger, channel)
+    running = await open_call(ledger, channel, 20)
+    found = await renew(ledger, channel, 5)
+    assert (numbers_of(found), found.lacking_units) == ((5, 20, 10), 10)
+    closed = await end_call(ledger, running)
+    assert (closed.is_reorged, closed.announced, closed.remaining_units) == (True, 30, 0)
+    found = await renew(ledger, channel, 5)
+    assert (await states_of(ledger, [ended, running]), numbers_of(found)) == ("rr", (5, 5, 30))
+    found = await renew(ledger, channel, 30)
+    assert (await states_of(ledger, [ended, running]), numbers_of(found)) == ("cc", (30, 30, 30))
+
+
+async def test_a_released_call_leaves_its_units_to_what_lacks(ledger: Any) -> None:
+    channel = await open_channel(ledger, 30)
+    ended = await buy(ledger, channel)
+    running = await open_call(ledger, channel, 20)
+    await renew(ledger, channel, 10)
+    await end_call(ledger, running, CallState.RELEASED)
+    assert isinstance(await ledger.claim(voucher_claim(await reread(ledger, channel), 1)), CeilingMismatch)
+    found = await renew(ledger, channel, 10)
+    assert (await states_of(ledger, [ended, running]), numbers_of(found)) == ("cr", (10, 10, 10))
+
+
+async def test_a_call_that_lacks_units_takes_less_once_it_is_measured(ledger: Any) -> None:
+    channel = await open_channel(ledger, 25)
+    claim = await open_call(ledger, channel, 20, price="0.00002", metering=METERING)
+    await end_call(ledger, claim, is_metered=True)
+    assert (await renew(ledger, channel, 6)).lacking_units == 14
+    ledger.finish(finish_of(claim, usage=usage_of(5)))  # 8 units
+    await wait_finished(ledger, claim.call_id)
+    found = await reread(ledger, channel)
+    assert (numbers_of(found), found.lacking_units) == ((6, 6, 20), 2)
+    await assert_balanced(ledger)
+    found = await renew(ledger, channel, 8)
+    assert (await states_of(ledger, [claim]), numbers_of(found)) == ("c", (8, 8, 20))
+
+
+async def test_credit_of_the_payer_pays_no_call_of_a_channel(ledger: Any) -> None:
+    """What its calls lack is no debt to the receiver, although it receives both."""
+    channel = await open_channel(ledger, 30)
+    claim = await buy(ledger, channel)
+    await renew(ledger, channel, 0)
+    await pay(ledger, 500)
+    await ledger.continue_moves(channel.chain_id, now_ms=NOW_MS)
+    assert await read_state(ledger, claim) is CallState.REORGED
+    assert await read_rest(ledger) == 500
+    other = claim_on((await ledger.find_payments(tx_hash("tx")))[0], 4)
+    assert isinstance(await ledger.claim(other), Claimed)
+    await assert_balanced(ledger)
+
+
+async def test_calls_that_a_restore_has_lost_count_as_claimed_before(ledger: Any) -> None:
+    channel = await open_channel(ledger, 1_000)
+    await buy(ledger, channel)
+    await ledger.mark_restored(origin=operator_origin())
+    found = await renew(ledger, channel, 1_000, total_claimed=70)
+    assert (found.start_units, numbers_of(found)) == (60, (1_000, 70, 70))
+    assert found.state is ChannelState.DRAINING
+
+
+async def test_a_balance_that_falls_by_more_calls_than_one_transaction_moves(
+    database: Database,
+) -> None:
+    faulty = FaultyLedger(database, limits=replace(DEFAULT_LIMITS, moved_calls_max=2))
+    await faulty.ledger.open()
+    channel = await open_channel(faulty.ledger, 70)
+    claims = [await buy(faulty.ledger, channel) for _ in range(7)]
+    for balance, states in ((15, "crrrrrr"), (0, "rrrrrrr"), (69, "ccccccr"), (70, "ccccccc")):
+        await renew(faulty.ledger, channel, balance)
+        assert await states_of(faulty.ledger, claims) == states
+    await faulty.close()
+
+
+async def test_gateways_that_renew_and_end_calls_at_once_leave_right_sums(ledgers: Any) -> None:
+    both = [await ledgers.gateway("one"), await ledgers.gateway("two")]
+    channel = await open_channel(both[0], 200)
+    for number in range(8):
+        claim = await open_call(both[number % 2], channel)
+        facts = [facts_of(balance, block_number=200 + number) for balance in (15, 200)]
+        await asyncio.gather(
+            both[number % 2].close(close_of(claim)),
+            *(both[1 - number % 2].renew_channel(channel.key, one, now_ms=NOW_MS) for one in facts),
+        )
+        await assert_balanced(both[0])
+        await both[0].renew_channel(channel.key, facts_of(200, block_number=200 + number), now_ms=NOW_MS)
+    assert numbers_of(await reread(both[1], channel)) == (200, 80, 80)
+    await assert_balanced(both[1])
