@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.ledger_channels import config_of, facts_of, voucher_of
 from tests.kit.ledger_records import CHAIN
-from tollway.ids import CallId
+from tollway.ids import CallId, ChannelId
 from tollway.ledger.channels import (
     CeilingMismatch,
     Channel,
@@ -59,10 +59,13 @@ def channel_of(**fields: Any) -> Channel:
     return Channel(**{**defaults, **fields})
 
 
-def shown(ceiling: int, *, deposit_units: int = 0, unclaimed_max: int = 10**6) -> ChannelClaim:
+def shown(
+    ceiling: int, *, step_units: int = 10, deposit_units: int = 0, unclaimed_max: int = 10**6
+) -> ChannelClaim:
     return ChannelClaim(
-        channel_id=b"\x01" * 32,
+        channel_id=ChannelId(b"\x01" * 32),
         voucher=voucher_of(ceiling),
+        step_units=step_units,
         deposit_units=deposit_units,
         unclaimed_max=unclaimed_max,
     )
@@ -71,6 +74,7 @@ def shown(ceiling: int, *, deposit_units: int = 0, unclaimed_max: int = 10**6) -
 MISMATCH = CeilingMismatch(channel=channel_of())
 DECISIONS = (
     ("announced and price", {}, shown(310), None),
+    ("announced and a dearer price that counts", {}, shown(330, step_units=30), None),
     ("one less", {}, shown(309), MISMATCH),
     ("one more", {}, shown(311), MISMATCH),
     ("all of the balance", {"announced": 990}, shown(1_000), None),
@@ -100,6 +104,12 @@ DECISIONS = (
             ChannelBusy(call_id=CALL, state=state),
         )
         for state in (CallState.FORWARDING, CallState.SETTLING, CallState.UNKNOWN)
+    ),
+    (
+        "while it is refunded",
+        {"reserved_call": CALL},
+        shown(310),
+        ChannelBusy(call_id=CALL, state=CallState.FORWARDING),
     ),
 )
 
