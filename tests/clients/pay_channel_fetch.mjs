@@ -1,6 +1,6 @@
 // @x402/fetch with the scheme `batch-settlement`, as its documentation registers it. One process makes all calls of a plan.
 // Usage: PAYER_KEY=0x... [RPC_URL=http://...] node pay_channel_fetch.mjs PLAN
-// PLAN: JSON, a list of steps: {url, times, isParallel, isRestarted, losesReceipt, isRefund, salt}. Prints one line of JSON: what each call got.
+// PLAN: JSON, a list of steps: {url, method, headers, body, times, isParallel, isRestarted, losesReceipt, isRefund, salt}. Prints one line of JSON: what each call got.
 // With RPC_URL the client reads the chain, and so can heal its state.
 import { BatchSettlementEvmScheme } from "@x402/evm/batch-settlement/client";
 import { toClientEvmSigner } from "@x402/evm";
@@ -19,8 +19,9 @@ const signer = rpcUrl
 let losesReceipt = false;
 const seen = [];
 const watched = async (input, init) => {
+  const sent = input instanceof Request ? input.headers : new Headers(init?.headers);
+  const isPaid = sent.has("PAYMENT-SIGNATURE");
   const response = await fetch(input, init);
-  const isPaid = new Request(input, init).headers.has("PAYMENT-SIGNATURE");
   seen.push({ status: response.status, isPaid });
   if (!losesReceipt || !isPaid) return response;
   const headers = new Headers(response.headers);
@@ -34,16 +35,16 @@ function restart(salt) {
   fetchWithPayment = wrapFetchWithPayment(watched, new x402Client().register("eip155:84532", scheme));
 }
 
-async function call({ url, method = "GET", headers = {} }) {
+async function call({ url, method = "GET", headers = {}, body }) {
   const first = seen.length;
   try {
-    const response = await fetchWithPayment(url, { method, headers });
+    const response = await fetchWithPayment(url, { method, headers, body });
     const shown = response.headers.get("PAYMENT-RESPONSE");
-    const body = await response.text();
+    const text = await response.text();
     return {
       status: response.status,
       receipt: shown ? decodePaymentResponseHeader(shown) : null,
-      body: body.slice(0, 2000),
+      body: text.slice(0, 2000),
       seen: seen.slice(first).map((one) => one.status),
       error: null,
     };

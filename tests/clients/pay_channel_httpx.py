@@ -30,7 +30,9 @@ def make_transport() -> httpx.AsyncBaseTransport:
 async def call(web: httpx.AsyncClient, step: dict[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {"status": None, "receipt": None, "body": "", "error": None}
     try:
-        answer = await web.request(step.get("method", "GET"), step["url"], headers=step.get("headers"))
+        answer = await web.request(
+            step.get("method", "GET"), step["url"], headers=step.get("headers"), content=step.get("body")
+        )
     except Exception as error:
         return {**told, "error": f"{type(error).__name__}: {error}"}
     shown = answer.headers.get("PAYMENT-RESPONSE")

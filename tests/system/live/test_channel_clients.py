@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from tests.clients import stock_clients as stock
 from tests.kit.gateway_cluster import API
 from tests.kit.gateway_process import poll
+from tests.kit.ports import find_low_port
 from tests.kit.signed_calls import LONG_LIVED
+from tollway.sandbox import completions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -188,3 +191,74 @@ async def test_a_refund_is_given_once_a_day(unclaimed: Harness) -> None:
     told = await unclaimed.run(FETCH, payer, [{"url": url}, refund, {"url": url}, refund])
     assert told[1]["error"] is None, told[1]
     assert "429" in told[3]["error"]
+
+
+METERING = {
+    "base": "0",
+    "absent": "max",
+    "show": True,
+    "parts": [
+        {
+            "unit": "token",
+            "unitPrice": "0.0001",
+            "per": 1,
+            "quantity": {"json": "/usage/completion_tokens", "sse": "/usage/completion_tokens"},
+        }
+    ],
+}
+
+
+def complete(words: int, **options: Any) -> dict[str, Any]:
+    """A call of so many tokens, 100 units each."""
+    asked = {"messages": [{"role": "user", "content": "word " * words}], **options}
+    return {"method": "POST", "headers": {"Content-Type": "application/json"}, "body": json.dumps(asked)}
+
+
+@contextlib.asynccontextmanager
+async def run_completions() -> AsyncIterator[str]:
+    """The URL of a server of the sandbox's completions."""
+    app = web.Application()
+    app.router.add_post(completions.PATH, completions.respond_completion)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = find_low_port()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.mark.parametrize("script", [FETCH, HTTPX])
+async def test_a_metered_listing_charges_what_was_used(unclaimed: Harness, script: str) -> None:
+    """Below, at and above the maximum of ten tokens. A stream charges its maximum at its head, and the following calls charge less until it is given back."""
+    payer = await unclaimed.cluster.wallet()
+    calls = [
+        complete(3),
+        complete(4),
+        complete(10),
+        complete(15),
+        complete(2, **STREAMED),
+        complete(5),
+        complete(6),
+    ]
+    async with run_completions() as endpoint:
+        api_id = await unclaimed.cluster.publish(
+            unclaimed.gateway,
+            unclaimed.provider,
+            pricePerRequest="0.001",
+            metering=METERING,
+            endpoint=endpoint,
+        )
+        url = unclaimed.url(completions.PATH).replace(unclaimed.api_id, api_id)
+        told = await unclaimed.run(script, payer, [{"url": url, **call} for call in calls])
+    assert [one["status"] for one in told] == [200] * len(calls), told
+    charged = [int(one["receipt"]["extra"]["chargedAmount"]) for one in told]
+    used = [300, 400, 1_000, 1_000, 200, 500, 600]
+    state = told[-1]["receipt"]["extra"]["channelState"]
+    assert int(state["chargedCumulativeAmount"]) == sum(charged) == sum(used), told
+    assert charged[4] > used[4]
+    assert charged[5] < used[5]
