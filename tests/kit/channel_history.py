@@ -1,7 +1,7 @@
 """A history of one channel: calls at two gateways, and a chain with deposits, claims, withdrawals and reorganisations. Each step is applied to every given ledger, and all of
 them must give the same outcome; the laws of `ledger.channels` hold after each."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
@@ -206,7 +206,7 @@ class ChannelHistory:
         if run.claim.metering is not None and after is CallState.CONSUMED and number % 3 == 0:
             fields["finish"] = finish_of(run.claim, epoch=run.epoch, usage=usage_of(number % 20))
         close = close_of(run.claim, after, **fields)
-        await self._each(lambda gateways: gateways[run.owner].close(close))
+        await self._each(run.owner, "close", close)
 
     async def _measure(self, number: int) -> None:
         for run in self.runs.values():
@@ -222,16 +222,14 @@ class ChannelHistory:
         run = await self._find(CallState.CONSUMED)
         if run is not None and run.claim.metering is None and run.claim.authorization is None:
             finish = finish_of(run.claim, epoch=run.epoch, is_cut=True)
-            await self._each(lambda gateways: gateways[run.owner].finish_cut(finish))
+            await self._each(run.owner, "finish_cut", finish)
 
     async def _reopen(self, number: int) -> None:
         run = await self._find(CallState.UNKNOWN if number % 2 else CallState.CONSUMED)
         if run is None or run.claim.authorization is not None:
             return
         owner = number % 2
-        outcomes = await self._each(
-            lambda gateways: gateways[owner].reopen(run.claim.call_id, epoch=run.epoch, now_ms=NOW_MS)
-        )
+        outcomes = await self._each(owner, "reopen", run.claim.call_id, epoch=run.epoch, now_ms=NOW_MS)
         if isinstance(outcomes[0], Claimed):
             run.epoch, run.owner = run.epoch + 1, owner
 
@@ -239,9 +237,7 @@ class ChannelHistory:
         run = await self._find(CallState.UNKNOWN)
         if run is not None:
             outcome = CallState.RELEASED if number % 4 else CallState.CONSUMED
-            await self._each(
-                lambda gateways: gateways[number % 2].resolve(run.claim.call_id, outcome, now_ms=NOW_MS)
-            )
+            await self._each(number % 2, "resolve", run.claim.call_id, outcome, now_ms=NOW_MS)
 
     # ---- Deposits.
 
@@ -250,7 +246,7 @@ class ChannelHistory:
         if run is None or run.claim.authorization is None:
             return
         close = close_of(run.claim, CallState.SETTLING, epoch=run.epoch)
-        await self._each(lambda gateways: gateways[run.owner].settle(close, attempt=None, digest=None))
+        await self._each(run.owner, "settle", close, attempt=None, digest=None)
 
     async def _conclude(self, number: int) -> None:
         for deposit in self.deposits:
@@ -260,11 +256,7 @@ class ChannelHistory:
                 continue
             is_orphaned = state is CallState.UNKNOWN or number % 3 == 0
             if state is CallState.SETTLING and is_orphaned:
-                await self._each(
-                    lambda gateways, run=run: gateways[run.owner].mark_orphaned(  # type: ignore[misc]  # the loop's values
-                        run.claim.call_id, epoch=run.epoch
-                    )
-                )
+                await self._each(run.owner, "mark_orphaned", run.claim.call_id, epoch=run.epoch)
             if number % 5:
                 self.head += 1
                 deposit.block = self.head
@@ -274,15 +266,13 @@ class ChannelHistory:
                 None if deposit.block is None else transfer_in(deposit.name, block_number=deposit.block)
             )
             ends = await self._each(
-                lambda gateways, run=run, transfer=transfer, is_orphaned=is_orphaned: gateways[  # type: ignore[misc]  # the loop's values
-                    run.owner
-                ].conclude(
-                    run.claim.call_id,
-                    epoch=run.epoch,
-                    transfer=transfer,
-                    is_orphaned=is_orphaned,
-                    now_ms=NOW_MS,
-                )
+                run.owner,
+                "conclude",
+                run.claim.call_id,
+                epoch=run.epoch,
+                transfer=transfer,
+                is_orphaned=is_orphaned,
+                now_ms=NOW_MS,
             )
             assert ends[0] is not None, (state, is_orphaned)
             deposit.is_concluded = transfer is not None
@@ -296,7 +286,8 @@ class ChannelHistory:
                 deposit.block = None
                 if number % 2:
                     await self._renew(number)
-                await self._each(lambda gateways, deposit=deposit: self._mark_gone(gateways, deposit))  # type: ignore[misc]  # the loop's values
+                for gateways in self.ledgers:
+                    assert await self._mark_gone(gateways, deposit) == 0
                 return
 
     async def _mark_gone(self, gateways: Gateways, deposit: ChainDeposit) -> int:
@@ -331,19 +322,21 @@ class ChannelHistory:
                 deposit.block = self.head
                 transfer = transfer_in(deposit.name, block_number=self.head)
                 outcomes = await self._each(
-                    lambda gateways, deposit=deposit, before=before, transfer=transfer: gateways[  # type: ignore[misc]  # the loop's values
-                        0
-                    ].move_transfer(
-                        deposit.claim.call_id, before=tx_hash(before), transfer=transfer, now_ms=NOW_MS
-                    )
+                    0,
+                    "move_transfer",
+                    deposit.claim.call_id,
+                    before=tx_hash(before),
+                    transfer=transfer,
+                    now_ms=NOW_MS,
                 )
                 assert outcomes[0] is True
                 return
 
     # ---- What holds after each step.
 
-    async def _each(self, apply: Callable[[Gateways], Awaitable[Any]]) -> list[Any]:
-        outcomes = [await apply(gateways) for gateways in self.ledgers]
+    async def _each(self, owner: int, method: str, *values: Any, **options: Any) -> list[Any]:
+        """Calls a method of that gateway of each ledger."""
+        outcomes = [await getattr(gateways[owner], method)(*values, **options) for gateways in self.ledgers]
         assert outcomes == [outcomes[0]] * len(outcomes)
         return outcomes
 
