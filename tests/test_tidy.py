@@ -115,7 +115,10 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/catalog/catalog_facets.py",
         "storage/catalog/word_search.py",
     ),
-    "contracts/test_channel_store.py": ("storage/ledger/channel_rows.py",),
+    "contracts/test_channel_store.py": (
+        "storage/ledger/channel_rows.py",
+        "storage/ledger/locked_channels.py",
+    ),
     "contracts/test_closed_periods.py": (
         "ledger/sales.py",
         "storage/ledger/period_books.py",

@@ -45,7 +45,7 @@ def fit_calls(
     calls_max: int = CALLS_MAX,
 ) -> bool:
     """Makes what the charged calls of a channel hold fit its balance. False where more calls than `calls_max` must move."""
-    channel = locked_rows.channel(key)
+    channel = locked_rows.channels.find(key)
     excess_units = channel.taken_units - channel.balance_units
     if excess_units > 0:
         found = _find_charged(connection, channel.payment_id, limit=calls_max)
@@ -55,7 +55,7 @@ def fit_calls(
         for call, units in zip(newest, returned, strict=True):
             if units:
                 _hold(locked_rows, call, channel, call.parts[channel.payment_id] - units, now_ms=now_ms)
-        locked_rows.set_channel(locked_rows.channel(key))
+        locked_rows.channels.put(locked_rows.channels.find(key))
         return sum(returned) == excess_units or len(found) < calls_max
     if excess_units < 0 < channel.lacking_units:
         found = _find_reorged(connection, channel, limit=calls_max)
@@ -89,7 +89,7 @@ def credit_deposit(
     now_ms: int,
 ) -> None:
     """Adds a deposit of that block to the balance of a channel, which pays its `reorged` calls first."""
-    locked_rows.set_channel(add_deposit(locked_rows.channel(key), units, block_number=block_number))
+    locked_rows.channels.put(add_deposit(locked_rows.channels.find(key), units, block_number=block_number))
     fit_calls(connection, locked_rows, key, now_ms=now_ms)
 
 
@@ -173,15 +173,16 @@ def lock_with_channels(locked_rows: LockedRows, payment_ids: Iterable[int], depo
     """Locks payments, and with them the payments of the channels that they are deposits of."""
     into = [one for of_payment in deposits.values() for one in of_payment]
     locked_rows.lock_payments([*payment_ids, *(one.balance_id for one in into)])
-    locked_rows.load_channels(one.channel_key for one in into)
+    if into:
+        locked_rows.channels.load(one.channel_key for one in into)
 
 
 def withdraw_deposit(
     connection: Connection, locked_rows: LockedRows, deposit: Deposit, *, now_ms: int
 ) -> None:
     """Takes a deposit that has left its chain from the balance of its channel. More calls than one transaction moves stay charged until the next facts of the chain."""
-    channel = locked_rows.channel(deposit.channel_key)
-    locked_rows.set_channel(
+    channel = locked_rows.channels.find(deposit.channel_key)
+    locked_rows.channels.put(
         remove_deposit(
             channel,
             deposit.units,

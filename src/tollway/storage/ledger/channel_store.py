@@ -106,13 +106,13 @@ def _payment_of(name: ChannelName, config: ChannelConfig, facts: ChannelFacts, n
 def _renew(connection: Connection, *, key: int, facts: ChannelFacts, calls_max: int, now_ms: int) -> _Renewed:
     locked_rows = LockedRows(connection)
     locked_rows.lock_payments(one.payment_id for one in read_channels(connection, [key]).values())
-    locked_rows.load_channels([key])
-    channel = read_facts(locked_rows.channel(key), facts)
+    locked_rows.channels.load([key])
+    channel = read_facts(locked_rows.channels.find(key), facts)
     if channel is None:
-        return _Renewed(locked_rows.channel(key), is_whole=True)
-    locked_rows.set_channel(channel)
+        return _Renewed(locked_rows.channels.find(key), is_whole=True)
+    locked_rows.channels.put(channel)
     is_whole = fit_calls(connection, locked_rows, key, calls_max=calls_max, now_ms=now_ms)
     if is_whole:
-        locked_rows.set_channel(count_lost_claims(locked_rows.channel(key)))
+        locked_rows.channels.put(count_lost_claims(locked_rows.channels.find(key)))
     locked_rows.write()
-    return _Renewed(locked_rows.channel(key), is_whole=is_whole)
+    return _Renewed(locked_rows.channels.find(key), is_whole=is_whole)

@@ -396,7 +396,9 @@ def _move_deposit(
     raise_payment(connection, locked_rows, to_id, units, calls=0)
     key = connection.execute(select(columns.channel_id).where(columns.call_id == call_id)).scalar_one()
     if is_counted:
-        locked_rows.set_channel(move_deposit(locked_rows.channel(key), block_number=found.block_number))
+        locked_rows.channels.put(
+            move_deposit(locked_rows.channels.find(key), block_number=found.block_number)
+        )
     else:
         credit_deposit(connection, locked_rows, key, units, block_number=found.block_number, now_ms=now_ms)
     locked_rows.write()

@@ -20,7 +20,7 @@ from typing import TypeGuard
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
 
-from tollway.ids import CallId
+from tollway.ids import Address, CallId
 from tollway.ledger.channels import ChannelName, reserve_channel
 from tollway.ledger.claims import (
     CreditAccount,
@@ -314,8 +314,11 @@ class LedgerBatch:
             found = find_channels(self._connection, {channel_name(*one) for one in shown})
             self._channel_keys = {name: one.key for name, one in found.items()}
             others |= {one.payment_id for one in found.values()}
+            if self._connection.dialect.name == "sqlite":
+                self._locked_rows.channels.keep(found.values())
         calls = self._locked_rows.lock_with_payments([move.call_id for move in moves], others=others)
-        self._locked_rows.load_channels(self._channel_keys.values())
+        if self._channel_keys:
+            self._locked_rows.channels.load(self._channel_keys.values())
         short = find_short_accounts(claims, self._locked_rows.payments)
         if not short <= self._accounts:
             raise AccountsShort(short | self._accounts)
@@ -410,7 +413,7 @@ class LedgerBatch:
             is_reorged=state is CallState.REORGED,
             announced=None
             if call.channel_key is None
-            else self._locked_rows.channel(call.channel_key).announced,
+            else self._locked_rows.channels.find(call.channel_key).announced,
             moved_ms=moved_ms,
         )
 
@@ -523,7 +526,7 @@ class LedgerBatch:
 
     def _remaining_of(self, call: LockedCall) -> int | None:
         if call.channel_key is not None:
-            channel = self._locked_rows.channel(call.channel_key)
+            channel = self._locked_rows.channels.find(call.channel_key)
             return max(0, channel.balance_units - channel.announced)
         return (
             None if call.payment_id is None else self._locked_rows.payments[call.payment_id].remaining_units
@@ -563,12 +566,12 @@ class LedgerBatch:
                 responded_since_ms=self._responded_since_ms,
             ),
             repeats=find_open_calls(self._connection, claims),
-            debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),
+            debts=find_debts(self._connection, _payers_of_credit(claims)),
             unfinal_max_nano=self._rules.unfinal_max_nano,
             unfinal_units=unfinal_units,
             now_ms=self._now_ms,
             authorizations=known,
-            channels={name: self._locked_rows.channel(key) for name, key in self._channel_keys.items()},
+            channels={name: self._locked_rows.channels.find(key) for name, key in self._channel_keys.items()},
         )
         self._locked_rows.write_debits(debits)
         granted = [one for one in decisions if isinstance(one.outcome, Claimed)]
@@ -595,7 +598,7 @@ class LedgerBatch:
             key = None
             if shown is not None:
                 key = self._channel_keys[channel_name(claim, shown)]
-                channel = self._locked_rows.channel(key)
+                channel = self._locked_rows.channels.find(key)
                 reserved.append(reserve_channel(channel, shown, claim.call_id, price_units=claim.price_units))
             rows.append({**self._call_row(decision, terms), "channel_id": key})
         _OPEN_CHANNEL_CALLS.run(self._connection, rows)
@@ -666,6 +669,11 @@ class LedgerBatch:
 
 def write_finishes(connection: Connection, finishes: Sequence[Finish], *, ahead_ms: int) -> None:
     _FINISH.run(connection, [_finish_row(finish, ahead_ms=ahead_ms) for finish in finishes])
+
+
+def _payers_of_credit(claims: Sequence[Claim]) -> set[Address]:
+    """A voucher is granted whatever its payer owes."""
+    return {claim.payer for claim in claims if claim.payer is not None and claim.channel is None}
 
 
 def _is_of_account(account: CreditAccount) -> ColumnElement[bool]:

@@ -6,7 +6,7 @@ of the payments of that call, so the row of a payment and the sum of its calls c
 one whose deposit is not concluded, and stands for the row of the channel. SQLite has one writer, which is exclusive
 from BEGIN IMMEDIATE on; there `FOR UPDATE` is not rendered.
 
-Every end of a call of a channel is a move here: it announces the charge and ends the reservation (`ledger.channels.move_call`).
+Every end of a call of a channel is a move here: it announces the charge and ends the reservation (`storage.ledger.locked_channels`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,7 +32,6 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
-from tollway.ledger.channels import Channel, move_call
 from tollway.ledger.claims import CreditAccount, Debit, credit_account_of
 from tollway.ledger.records import (
     SETTLED_RAILS,
@@ -47,10 +46,8 @@ from tollway.ledger.records import (
     trim_parts,
 )
 from tollway.ledger.sales import HOUR_MS, SUM_STATES, floor_to, is_hour_unmarked
-from tollway.money import UNITS_MAX
-from tollway.storage.engine.outage import RowsChanged, ValueRefused
+from tollway.storage.engine.outage import RowsChanged
 from tollway.storage.engine.statements import Prepared, Rows, Within
-from tollway.storage.ledger.channel_rows import read_channels, write_channels
 from tollway.storage.ledger.ledger_tables import (
     PAYMENT_COLUMNS,
     account_debt_table,
@@ -60,6 +57,7 @@ from tollway.storage.ledger.ledger_tables import (
     payment_table,
     topup_table,
 )
+from tollway.storage.ledger.locked_channels import LockedChannels
 from tollway.storage.ledger.sales_tables import sales_mark_table
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog, write_events
 from tollway.webhooks.events import EventType, NewEvent, call_event_of
@@ -130,9 +128,7 @@ class LockedRows:
         self._marked_hours: dict[int, int] = {}
         self.payments: dict[int, Payment] = {}
         self._taken_before: dict[int, int] = {}
-        self._values: set[int] = set()
-        self._channels: dict[int, Channel] = {}
-        self._changed_channels: set[int] = set()
+        self._channels: LockedChannels | None = None
         self._plain_ended: set[int] = set()
         self._moves: dict[frozenset[str], list[dict[str, object]]] = {}
         self._parts: dict[CallId, tuple[LockedCall, Parts]] = {}
@@ -164,8 +160,8 @@ class LockedRows:
         # On SQLite no other connection writes, so one read is enough.
         if self._connection.dialect.name == "sqlite":
             calls = self.read_calls(call_ids)
-            self.load_channels(_channel_keys_of(calls))
-            of_channels = (one.payment_id for one in self._channels.values())
+            self._load_channels(calls)
+            of_channels = () if self._channels is None else self._channels.payment_ids()
             of_calls = (key for call in calls.values() for key in payment_ids_of(call))
             self.lock_payments({*others, *of_calls, *of_channels})
             return calls
@@ -175,33 +171,19 @@ class LockedRows:
         # A lock of these payments now would break the order of the locks, so the transaction begins again.
         if any(not payment_ids_of(call) <= self.payments.keys() for call in calls.values()):
             raise RowsChanged("the units of a call have moved to another payment")
-        self.load_channels(_channel_keys_of(calls))
+        self._load_channels(calls)
         return calls
 
-    def load_channels(self, keys: Iterable[int]) -> None:
-        """Reads channels whose payments are locked; on SQLite also before."""
-        missing = [key for key in keys if key not in self._channels]
-        if missing:
-            self._channels |= read_channels(self._connection, missing)
+    def _load_channels(self, calls: Mapping[CallId, LockedCall]) -> None:
+        keys = [call.channel_key for call in calls.values() if call.channel_key is not None]
+        if keys:
+            self.channels.load(keys)
 
-    def channel(self, key: int) -> Channel:
-        """A loaded channel, with what its calls owe after the moves so far."""
-        channel = self._channels[key]
-        taken_units = channel.start_units + self.payments[channel.payment_id].taken_units
-        return channel if taken_units == channel.taken_units else replace(channel, taken_units=taken_units)
-
-    def set_channel(self, channel: Channel) -> None:
-        """Keeps a changed channel for `write`, and its balance as the value of its payment. That is never less than its calls hold: an open call keeps its units until
-        it ends, and the next facts of the chain find it."""
-        payment = self.payments[channel.payment_id]
-        value_units = max(channel.facts.balance - channel.start_units, payment.taken_units)
-        if value_units > UNITS_MAX:
-            raise ValueRefused("the balance of a channel is at most 2^63 - 1")
-        self._channels[channel.key] = channel
-        self._changed_channels.add(channel.key)
-        if value_units != payment.value_units:
-            self.payments[payment.id] = replace(payment, value_units=value_units)
-            self._values.add(payment.id)
+    @property
+    def channels(self) -> LockedChannels:
+        if self._channels is None:
+            self._channels = LockedChannels(self._connection, self.payments)
+        return self._channels
 
     def _remember_payments(self, rows: Rows) -> None:
         for row in rows:
@@ -227,34 +209,19 @@ class LockedRows:
             parts, due_units = self._trim(call, usage), usage.actual_units
             columns |= usage_columns(usage)
         if call.channel_key is not None and after is CallState.CONSUMED:
-            parts = self._cover(call, parts)
+            parts = self.channels.cover(call.channel_key, parts, held_units=sum(call.parts.values()))
         gone = [key for key in parts if self.payments[key].state is PaymentState.GONE]
         holding = debits_after(after, parts=parts, price_units=due_units, gone=gone)
         self.set_parts(call, holding.parts)
         if call.channel_key is not None:
-            self._move_channel(call, holding.state, lacking_units=due_units - sum(holding.parts.values()))
+            lacking_units = due_units - sum(holding.parts.values())
+            self.channels.move_call(call.channel_key, call.id, holding.state, lacking_units=lacking_units)
         self.change(call, state=holding.state.value, moved_ms=moved_ms, **columns)
         if not self._log.is_idle and not (call.is_unmeasured and usage is None and after in _CHARGED):
             # Without a price the charge before this run made no event.
             cut = call.cut if usage is None else ""
             self._note_move(call, holding.state, cut=cut, at_ms=moved_ms)
         return holding.state
-
-    def _cover(self, call: LockedCall, parts: Parts) -> Parts:
-        """The part of a charged call that the balance of its channel covers beside the other calls: the balance may have fallen while the call was open."""
-        assert call.channel_key is not None
-        channel = self.channel(call.channel_key)
-        others_units = channel.taken_units - sum(call.parts.values())
-        units = min(sum(parts.values()), max(0, channel.facts.balance - others_units))
-        return {channel.payment_id: units} if units else {}
-
-    def _move_channel(self, call: LockedCall, after: CallState, *, lacking_units: int) -> None:
-        """`lacking_units`: of this call, before they count as lacking."""
-        assert call.channel_key is not None
-        channel = self.channel(call.channel_key)
-        is_charged = after in _CHARGED
-        charged_units = channel.taken_units + channel.lacking_units + (lacking_units if is_charged else 0)
-        self.set_channel(move_call(channel, call.id, after, charged_units=charged_units))
 
     def measure(self, call: LockedCall, usage: Usage, *, moved_ms: int, **columns: object) -> None:
         """Writes the price of a charged metered call, and gives the rest of its maximum back. The debt of a `reorged` call falls by the same amount; it
@@ -270,7 +237,7 @@ class LockedRows:
         if after is not call.state:
             columns |= {"state": after.value, "moved_ms": moved_ms}
         if call.channel_key is not None:
-            self.set_channel(self.channel(call.channel_key))
+            self.channels.put(self.channels.find(call.channel_key))
         self._mark_hour(call, moved_ms)
         self.change(call, **usage_columns(usage), **columns)
         if not self._log.is_idle:
@@ -325,8 +292,7 @@ class LockedRows:
         """Adds to the debt of the call's account. All payments of a call are of that account, and the callers lock at least one of them. What a call of
         a channel lacks is no debt: the next balance of the channel pays it."""
         if units and call.channel_key is not None:
-            channel = self.channel(call.channel_key)
-            self.set_channel(replace(channel, lacking_units=channel.lacking_units + units))
+            self.channels.add_lacking(call.channel_key, units)
         elif units:
             locked = next(key for key in (*call.parts, *parts, call.payment_id) if key in self.payments)
             account = credit_account_of(self.payments[locked])
@@ -374,19 +340,14 @@ class LockedRows:
             self._write_parts()
         for names, rows in self._moves.items():
             check_count(_update_call(names).run(self._connection, rows), len(rows))
-        if self._changed_channels:
-            write_channels(self._connection, self._take_changed_channels())
+        if self._channels is not None:
+            self._channels.write()
         if self._owed:
             self._write_debts()
         if self._marked_hours:
             write_marks(self._connection, self._marked_hours)
         if self._events:
             write_events(self._connection, self._events)
-
-    def _take_changed_channels(self) -> list[Channel]:
-        changed = [self._channels[key] for key in sorted(self._changed_channels)]
-        self._changed_channels.clear()
-        return changed
 
     def _mark_move(self, call: LockedCall, after: CallState, moved_ms: object) -> None:
         assert isinstance(moved_ms, int)
@@ -418,20 +379,20 @@ class LockedRows:
         check_count(_DEBIT.run(self._connection, rows), len(rows))
 
     def _write_balances(self) -> None:
+        worth = () if self._channels is None else self._channels.worth
         rows = [
             {"at_id": key, "at_taken": before, "taken_units": self.payments[key].taken_units}
             for key, before in self._taken_before.items()
-            if self.payments[key].taken_units != before and key not in self._values
+            if self.payments[key].taken_units != before and key not in worth
         ]
         if rows:
             check_count(_SET_PAYMENT_TAKEN.run(self._connection, rows), len(rows))
-        if self._values:
-            self._write_values()
-        if rows or self._values:
-            self._values.clear()
+        if worth:
+            self._write_values(sorted(worth))
+        if rows or worth:
             self._taken_before = {key: payment.taken_units for key, payment in self.payments.items()}
 
-    def _write_values(self) -> None:
+    def _write_values(self, payment_ids: Iterable[int]) -> None:
         rows = [
             {
                 "at_id": key,
@@ -439,7 +400,7 @@ class LockedRows:
                 "taken_units": self.payments[key].taken_units,
                 "value_units": self.payments[key].value_units,
             }
-            for key in sorted(self._values)
+            for key in payment_ids
         ]
         check_count(_SET_PAYMENT_BALANCE.run(self._connection, rows), len(rows))
 
@@ -494,10 +455,6 @@ def write_marks(connection: Connection, hours: Mapping[int, int]) -> None:
 
 
 _CHARGED = (CallState.CONSUMED, CallState.REORGED)
-
-
-def _channel_keys_of(calls: Mapping[CallId, LockedCall]) -> set[int]:
-    return {call.channel_key for call in calls.values() if call.channel_key is not None}
 
 
 def usage_columns(usage: Usage) -> dict[str, object]:

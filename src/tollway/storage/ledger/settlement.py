@@ -252,7 +252,7 @@ class BatchSettlement:
             block_number=transfer.block_number,
             now_ms=moved_ms,
         )
-        channel = locked_rows.channel(key)
+        channel = locked_rows.channels.find(key)
         values["payment_id"] = channel.payment_id
         paid = replace(call, payment_id=channel.payment_id)
         if end is SettlementEnd.CREDIT:
