@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tollway.chain.networks import ChainRules
-from tollway.chain.port import SettlementChain
+from tollway.chain.port import WatchedChain
 from tollway.identity.signatures import ChannelAuthorizer
 from tollway.ids import ChainId
 from tollway.ledger.ledger import GasLedger
@@ -38,7 +38,7 @@ class ChannelServices:
         parts: ChannelParts,
         *,
         gas_ledger: GasLedger,
-        chains: SettlementChain,
+        chains: WatchedChain,
         rules: Mapping[ChainId, ChainRules],
         gas_budget: GasBudget,
         receipt_poller: ReceiptPoller,
@@ -58,7 +58,9 @@ class ChannelServices:
             read_look_ms=parts.ledger.read_look_ms,
             now_ms=now_ms,
         )
-        self._watch = ChannelWatch(ledger=parts.ledger, networks=self.networks, rules=rules, now_ms=now_ms)
+        self._watch = ChannelWatch(
+            ledger=parts.ledger, chains=chains, networks=self.networks, rules=rules, now_ms=now_ms
+        )
         self._claims = ChannelClaims(
             ledger=parts.ledger,
             gas_ledger=gas_ledger,

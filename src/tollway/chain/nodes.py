@@ -23,7 +23,7 @@ import aiohttp
 import structlog
 
 from tollway.chain.networks import describe_network
-from tollway.chain.port import ChainReader, Quorum, SettlementChain, WatchedChain
+from tollway.chain.port import ChainReader, Quorum, WatchedChain
 from tollway.chain.responses import (
     BatchRefused,
     BlockHeader,
@@ -107,7 +107,7 @@ class NodeStatus:
     batch_max: int | None = None
 
 
-class ChainsWithNodes(SettlementChain, Protocol):
+class ChainsWithNodes(WatchedChain, Protocol):
     """The chains of a gateway, and their nodes as the last requests left them."""
 
     def list_nodes(self, chain_id: ChainId) -> tuple[NodeStatus, ...]: ...

@@ -105,7 +105,7 @@ class ChannelNetworks:
 
     async def fetch_channel(self, chain_id: ChainId, channel_id: ChannelId, asset: Asset) -> ChannelFacts:
         """The channel on its chain now. Its balance is the one that is as deep as a large deposit must be, and its block is that balance's."""
-        depth = self._chain_rules[chain_id].confirmations_for(asset, DEPOSIT_MAX * one_coin(asset))
+        depth = self.count_deposit_blocks(chain_id, asset)
         found = await self._chains.fetch_channel(chain_id, channel_id, confirmations=depth)
         state = found.state
         return ChannelFacts(
@@ -117,3 +117,7 @@ class ChannelNetworks:
             withdrawal_since_s=state.withdrawal_initiated_at,
             block_number=max(0, found.head_number - depth + 1),
         )
+
+    def count_deposit_blocks(self, chain_id: ChainId, asset: Asset) -> int:
+        """How many blocks deep a large deposit must be."""
+        return self._chain_rules[chain_id].confirmations_for(asset, DEPOSIT_MAX * one_coin(asset))

@@ -1,21 +1,25 @@
 """Watches the channels on their chains: withdrawals of payers, deposits and refunds of others, and what claims have moved.
 
-Each round reads every channel that still holds money. A withdrawal in sight closes its channel to calls and makes its claim urgent
-(`payments.channel_claims`). One gateway does this for all. Each gateway compares the time of the last whole round: where it is older than a quarter of the
-delay of a withdrawal, no channel of that network takes a deposit.
+A round reads the channels that the events of the blocks since the last round name. A whole look reads every channel that still holds money: the first round
+does so, one in each quarter of the delay of a withdrawal, and each round whose nodes return no events. A withdrawal in sight closes its channel to calls and
+makes its claim urgent (`payments.channel_claims`). One gateway does this for all. Each gateway compares the time of the last round: where it is older than a
+quarter of the delay of a withdrawal, no channel of that network takes a deposit.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 
 from tollway.chain.networks import ChainRules
+from tollway.chain.port import WatchedChain
 from tollway.errors import ChainUnavailable
-from tollway.ids import ChainId, format_network
+from tollway.ids import ChainId, ChannelId, format_network
 from tollway.ledger.channels import Channel
 from tollway.ledger.ledger import ChannelClaimLedger, ChannelLedger
-from tollway.payments.channel_networks import ChannelNetworks
+from tollway.payments.channel_networks import LOOK_DIVISOR, ChannelNetworks
+from tollway.payments.reorg_watcher import REORG_BLOCKS_MAX
 
 PAGE = 100
 
@@ -33,17 +37,20 @@ class ChannelWatch:
         self,
         *,
         ledger: WatchedChannels,
+        chains: WatchedChain,
         networks: ChannelNetworks,
         rules: Mapping[ChainId, ChainRules],
         now_ms: Callable[[], int],
     ) -> None:
         self._ledger = ledger
+        self._chains = chains
+        self._looks: dict[ChainId, _Look] = {}
         self._networks = networks
         self._rules = rules
         self._now_ms = now_ms
 
     async def run_once(self) -> None:
-        """Looks at every channel with money. A chain that is unavailable has no whole round, and its last look gets older."""
+        """Looks at the channels. A chain that is unavailable has no round, and its last look gets older."""
         for chain_id in self._networks.rules:
             if not self._networks.is_deployed(chain_id):
                 continue
@@ -56,10 +63,44 @@ class ChannelWatch:
             await self._ledger.note_look(chain_id, now_ms=began_ms)
 
     async def _look(self, chain_id: ChainId) -> None:
+        last, now_ms = self._looks.get(chain_id), self._now_ms()
+        head = (await self._chains.fetch_tip(chain_id)).head_number
+        named = await self._find_named(chain_id, last, head)
+        if last is None or named is None or self._is_whole_due(chain_id, last, now_ms):
+            await self._renew_all(chain_id)
+            whole_ms = now_ms
+        else:
+            # A reorganisation takes events back, so the channels of the last round are read once more.
+            await self._renew_all(chain_id, only=named | last.named)
+            whole_ms = last.whole_ms
+        self._looks[chain_id] = _Look(head=head, whole_ms=whole_ms, named=named or frozenset())
+
+    def _is_whole_due(self, chain_id: ChainId, last: "_Look", now_ms: int) -> bool:
+        delay_ms = self._networks.rules[chain_id].withdraw_delay * 1000
+        return now_ms - last.whole_ms >= delay_ms // LOOK_DIVISOR
+
+    async def _find_named(
+        self, chain_id: ChainId, last: "_Look | None", head: int
+    ) -> frozenset[ChannelId] | None:
+        """The channels that an event names since the last round, or in a block that may still be replaced or is not deep enough for a deposit. None: the
+        nodes return no events."""
+        assets = [asset for asset in self._rules[chain_id].assets if asset.token is not None]
+        young = max((self._networks.count_deposit_blocks(chain_id, asset) for asset in assets), default=1)
+        since = head if last is None else min(last.head, head)
+        first = max(0, since - REORG_BLOCKS_MAX - young)
+        try:
+            return await self._chains.fetch_changed_channels(chain_id, from_block=first, to_block=head)
+        except ChainUnavailable:
+            return None
+
+    async def _renew_all(self, chain_id: ChainId, *, only: frozenset[ChannelId] | None = None) -> None:
+        if only is not None and not only:
+            return
         after_key = 0
         while page := await self._ledger.list_watched(chain_id, after_key=after_key, limit=PAGE):
             for channel in page:
-                await self._renew(channel)
+                if only is None or channel.id in only:
+                    await self._renew(channel)
             after_key = page[-1].key
 
     async def _renew(self, channel: Channel) -> None:
@@ -80,3 +121,12 @@ class ChannelWatch:
                 state=renewed.state.value,
                 unclaimed=renewed.taken_units - renewed.facts.total_claimed,
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """The last round of a network. `named`: the channels that the events of its blocks name. `whole_ms`: the begin of the last whole look."""
+
+    head: int
+    whole_ms: int
+    named: frozenset[ChannelId]
