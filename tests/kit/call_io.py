@@ -257,6 +257,14 @@ class FakeCallIo:
             if tx_hash is not None:
                 self.kept[nonce] = tx_hash
 
+    async def count_calls(self, _pay_to: Address) -> int:
+        return self.served
+
+    async def lease_channel(self, _offer: Any, _asset: Asset) -> None:
+        raise AssertionError("no channel is offered here; tests/client/test_channel_payment.py has a gateway that does")
+
+    sign_voucher = store_voucher = record_channel = lease_channel
+
 
 # ---- Step by step.
 

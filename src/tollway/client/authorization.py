@@ -135,10 +135,10 @@ async def make_authorization(
     """
     reasons: list[str] = []
     for offer in offers:
-        asset = await _check_offer(io, offer, source, reasons)
+        asset = await check_offer(io, offer, source, reasons)
         if asset is None:
             continue
-        _check_price(offer, asset, rules.max_price)
+        check_price(offer, asset, rules.max_price)
         if rejected and exceeds_call(offer.amount, asset, rejected, rules):
             reasons.append(MAX_PRICE_REACHED)
             continue
@@ -156,10 +156,10 @@ async def make_authorization(
     raise CannotPay(f"The call cannot be paid by an authorisation (x402): {named}.")
 
 
-async def _check_offer(
+async def check_offer(
     io: CallIo, offer: X402Offer, source: PaymentSource, reasons: list[str]
 ) -> Asset | None:
-    """The asset to pay in, by a source other than the gateway; None with a reason added to `reasons`."""
+    """The asset to pay in, by a source other than the gateway; None with a reason added to `reasons`. For offers of a channel too."""
     chain_id = offer.chain_id
     if chain_id not in source.chains | source.signing_chains:
         reasons.append(
@@ -180,7 +180,8 @@ async def _check_offer(
     return Asset(chain_id=chain_id, token=offer.token, symbol=known.symbol, decimals=known.decimals)
 
 
-def _check_price(offer: X402Offer, asset: Asset, max_price: Cap) -> None:
+def check_price(offer: X402Offer, asset: Asset, max_price: Cap) -> None:
+    """Raises `PriceAboveMax`."""
     cap = max_price.atto_for(asset.symbol)
     if cap is None or to_atto(offer.amount, asset) > cap:
         price = format_decimal(offer.amount, decimals=asset.decimals)
@@ -308,7 +309,7 @@ async def _decide_outcome(
     if response.code == Code.PAYMENT_ALREADY_USED.value:
         await io.record_authorization_state(nonce, AuthorizationState.CHARGED)
         raise _build_used(submission, response)
-    if (submission.is_doubtful or submission.is_claimed) and not _names_outcome(response):
+    if (submission.is_doubtful or submission.is_claimed) and not names_authorization_outcome(response):
         raise _build_held(submission, response)
     receipt = read_receipt(response.headers)
     transaction = receipt.transaction if receipt is not None and receipt.is_success else None
@@ -354,7 +355,7 @@ async def _decide_402(
     return unpaid
 
 
-def _names_outcome(response: GatewayResponse) -> bool:
+def names_authorization_outcome(response: GatewayResponse) -> bool:
     """Whether the response gives the outcome of an authorisation that was sent before: a response of the upstream, or a refusal
     with the state of its price."""
     if response.problem is None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from tollway.client.channel_offer import ChannelOffer
 from tollway.client.fee_limit import format_fee
+from tollway.client.own_channel import OwnChannel, VoucherPlan
 from tollway.client.quote import ATTO_DECIMALS
 from tollway.client.x402 import X402Offer
 from tollway.ids import Address, ChainId, TxHash
@@ -95,6 +97,38 @@ class SignedAuthorization:
     def name(self) -> str:
         """Its name in texts: `0x` and its nonce in hex."""
         return "0x" + self.nonce.hex()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnVoucher:
+    """A voucher of a channel that this wallet signed for one call: the pending one of `channel`. `deposit`: the authorisation of a deposit that was signed with it."""
+
+    channel: OwnChannel
+    deposit: SignedAuthorization | None = None
+
+    @property
+    def price(self) -> int:
+        """The maximum of the call."""
+        return 0 if self.channel.pending is None else self.channel.pending.price
+
+    def describe(self) -> str:
+        """`0.05 USDC`."""
+        asset = self.channel.asset
+        return f"{format_decimal(self.price, decimals=asset.decimals)} {asset.symbol}"
+
+    def name(self) -> str:
+        """Its name in texts: the id of its channel."""
+        return str(self.channel.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelLease:
+    """A channel that this call alone uses until its end. `is_own_request`: its pending voucher is that of an earlier run of the same request. `is_uncertain`: only the
+    chain can show its balance, because the store does not know it or something is in flight."""
+
+    channel: OwnChannel
+    is_own_request: bool = False
+    is_uncertain: bool = False
 
 
 # ---- The gateway.
@@ -218,7 +252,8 @@ class NodeUnavailable:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentQuote:
     """A payment before its signature. `fee_max_wei`: the maximum fee of its transaction;
-    `fee_limit_wei`: the limit. Both are None for an authorisation, which costs the wallet no fee."""
+    `fee_limit_wei`: the limit. Both are None for an authorisation, which costs the wallet no fee. `deposit`: on a channel, what is deposited with the call, and
+    `amount` is taken of; 0 where the balance of the channel covers it. None on other rails."""
 
     rail: str
     asset: Asset
@@ -226,11 +261,20 @@ class PaymentQuote:
     pay_to: Address
     fee_max_wei: int | None = None
     fee_limit_wei: int | None = None
+    deposit: int | None = None
+
+    @property
+    def moved(self) -> int:
+        """What counts against a budget."""
+        return self.amount if self.deposit is None else self.deposit
 
     def describe(self) -> str:
         """The payment as one sentence."""
         amount = f"{format_decimal(self.amount, decimals=self.asset.decimals)} {self.asset.symbol}"
         text = f"Pays {amount} to {self.pay_to} on {self.asset.network} by {self.rail}"
+        if self.deposit:
+            deposit = f"{format_decimal(self.deposit, decimals=self.asset.decimals)} {self.asset.symbol}"
+            text = f"{text}, with a deposit of {deposit} for this call and later ones"
         if self.fee_max_wei is None or self.fee_limit_wei is None:
             return f"{text}, without a network fee."
         fee, limit = (format_fee(self.asset.chain_id, wei) for wei in (self.fee_max_wei, self.fee_limit_wei))
@@ -243,7 +287,7 @@ class PaymentProgress:
     settles it after the API has answered. `notice`: what keeps the gateway from checking the payment, in its words; the call waits for it.
     `is_accepted`: a response shows that the gateway holds the authorisation; `is_charged`: that it has charged it."""
 
-    payment: "Transfer | SignedAuthorization"
+    payment: "Transfer | SignedAuthorization | OwnVoucher"
     confirmations: int | None = None
     confirmations_needed: int | None = None
     notice: str | None = None
@@ -259,9 +303,12 @@ class PaymentProgress:
             return (
                 f"paid {self.payment.describe()} by {self.payment.tx_hash}, {seen} of {needed} confirmations"
             )
+        kind = "voucher" if isinstance(self.payment, OwnVoucher) else "authorisation"
         if not (self.is_accepted or self.is_charged):
-            return f"sending the call with an authorisation of {self.payment.describe()}"
+            return f"sending the call with {'a' if kind == 'voucher' else 'an'} {kind} of {self.payment.describe()}"
         verb = "paid" if self.is_charged else "settling"
+        if kind == "voucher":
+            return f"{verb} at most {self.payment.describe()} by the channel {self.payment.name()}"
         return f"{verb} {self.payment.describe()} by the authorisation {self.payment.name()}"
 
 
@@ -315,7 +362,8 @@ class OverBudget:
         spent, budget = (
             format_decimal(atto, decimals=ATTO_DECIMALS) for atto in (self.spent_atto, self.budget_atto)
         )
-        amount = format_decimal(payment.amount, decimals=payment.asset.decimals)
+        units = payment.moved if isinstance(payment, PaymentQuote) else payment.amount
+        amount = format_decimal(units, decimals=payment.asset.decimals)
         return (
             f"This payment of {amount} {payment.asset.symbol} would exceed the {self.limit}: "
             f"{spent} of {budget} {payment.asset.symbol} is spent."
@@ -386,8 +434,8 @@ class CallIo(NodeIo, Protocol):
     async def count_served_calls(self, tx_hash: TxHash) -> int:
         """Counts the calls of this wallet that a payment has paid, by the store."""
 
-    async def lease_authorization(self) -> SignedAuthorization | None:
-        """Leases an authorisation that an earlier run of the same request left to be sent again, for this call."""
+    async def lease_authorization(self) -> SignedAuthorization | OwnChannel | None:
+        """Leases an authorisation that an earlier run of the same request left to be sent again, for this call; or the channel, whose pending voucher it left."""
 
     async def find_lapsed_authorizations(self, nonce: bytes | None = None) -> tuple[SignedAuthorization, ...]:
         """Finds open, released and abandoned authorisations of this wallet whose `valid_before` has passed by the local clock, on chains
@@ -406,3 +454,25 @@ class CallIo(NodeIo, Protocol):
     ) -> None:
         """Records the state of an authorisation. `OPEN` leaves it to the next run of the same request. `is_sent_again`: the next run
         sends it again in this state too."""
+
+    async def count_calls(self, pay_to: Address) -> int:
+        """Counts the calls that this wallet has paid to a payee, by the store."""
+
+    async def lease_channel(self, offer: ChannelOffer, asset: Asset) -> ChannelLease | None:
+        """Takes the channel of an offer until the end of the call. None while another call of this wallet has it."""
+
+    async def sign_voucher(self, offer: ChannelOffer, channel: OwnChannel, plan: VoucherPlan) -> OwnVoucher:
+        """Signs a voucher for this call, and a deposit unless one in flight is sent again. Nothing is stored."""
+
+    async def store_voucher(self, voucher: OwnVoucher) -> StoreOutcome:
+        """Stores a voucher and its deposit durably, before they are sent."""
+
+    async def record_channel(
+        self,
+        channel: OwnChannel,
+        *,
+        deposit: bytes | None = None,
+        state: AuthorizationState = AuthorizationState.CHARGED,
+        tx_hash: TxHash | None = None,
+    ) -> None:
+        """Records a channel, and the state of the deposit with that nonce."""

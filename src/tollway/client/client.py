@@ -49,6 +49,7 @@ from tollway.client.exchange import (
 )
 from tollway.client.export import read_pages, read_pages_async
 from tollway.client.issuers import open_tls
+from tollway.client.own_channel import OwnChannel
 from tollway.client.quote import ATTO_DECIMALS, Cap
 from tollway.client.requests import CallPlan, CapText, named_options
 from tollway.client.responses import (
@@ -117,6 +118,7 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         rail: RailChoice = "auto",
         max_price: CapText = None,
         max_fee: CapText = None,
+        max_deposit: CapText = None,
         budget: CapText = None,
         session_budget: CapText = None,
         store_path: Path | str | None = None,
@@ -133,10 +135,11 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         """`wallet`: pays and signs; without one only free calls work. `rpc_urls`: a node per chain id; the client pays by transaction on these chains only.
-        `chains`: further chains, where it pays by authorisations only, without a node. `rail`: `"tx"`, `"x402"` or `"auto"`, see `client/flow.py`.
+        `chains`: further chains, where it pays by authorisations only, without a node. `rail`: `"tx"`, `"x402"`, `"channel"` or `"auto"`, see `client/flow.py`.
 
         `max_price`: the maximum price of a call: `"0.05 USDC"`, a mapping by currency, or `"0.05"` of any currency (default: 1 of each dollar token of
         the presets, and nothing in other currencies). `max_fee`: the maximum network fee of one payment, in the native currency, same format, see `client/fee_limit.py`.
+        `max_deposit`: the maximum of one deposit into a payment channel (default: 1 of each dollar token).
         `budget`: the maximum sum of all payments in this store, same format; `session_budget`: the maximum sum that this client signs.
         `store_path`: the file of payments, shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `before_signing`: called
         with each payment within these limits before it is signed; an exception stops it. `on_progress`: called with the progress of each signed payment. The
@@ -156,6 +159,7 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
             rail=rail,
             max_price=max_price,
             max_fee=max_fee,
+            max_deposit=max_deposit,
             budget=budget,
             session_budget=session_budget,
             store_path=store_path,
@@ -186,6 +190,11 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         """Every authorisation in the store of this wallet, oldest first."""
         wallet = self._driver.wallet
         return () if wallet is None else self._driver.store.list_authorizations(wallet.address)
+
+    def channels(self) -> tuple[OwnChannel, ...]:
+        """Every payment channel in the store of this wallet, oldest first."""
+        wallet = self._driver.wallet
+        return () if wallet is None else self._driver.store.list_channels(wallet.address)
 
     def abandon(self, transaction: str) -> bool:
         """Abandons an unresolved payment, so that its payee can be paid again; or an open authorisation, so that its request can be paid again.

@@ -4,6 +4,7 @@
 permanently, for every later report of a gateway or a node; the exception is an authorisation of which no byte was sent.
 """
 
+import os
 import secrets
 import threading
 import time
@@ -31,6 +32,7 @@ from tollway.client.call_io import (
 )
 from tollway.client.errors import CannotPay, HttpNotAllowed
 from tollway.client.flow import free_flow, pay_flow
+from tollway.client.own_channel import OwnChannel
 from tollway.client.provider import is_loopback
 from tollway.client.quote import DEFAULT_MAX_PRICE, Cap, to_atto
 from tollway.client.requests import API_PREFIX, CallOptions, CallPlan, CapText, check_rail, plan_call
@@ -40,7 +42,7 @@ from tollway.client.transfer import CallRules, Patience, PaymentSource, RailChoi
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.siwe import parse_origin
-from tollway.ids import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, ChannelId, TxHash
 from tollway.money import Asset
 
 
@@ -139,6 +141,7 @@ class ClientOptions:
     rail: RailChoice = "auto"
     max_price: CapText = None
     max_fee: CapText = None
+    max_deposit: CapText = None
     budget: CapText = None
     session_budget: CapText = None
     store_path: Path | str | None = None
@@ -179,6 +182,7 @@ class Driver:
         self._rules = CallRules(
             max_price=DEFAULT_MAX_PRICE if options.max_price is None else Cap.parse(options.max_price),
             max_fee=_parse_cap(options.max_fee),
+            max_deposit=DEFAULT_MAX_PRICE if options.max_deposit is None else Cap.parse(options.max_deposit),
             patience=options.patience,
             rail=check_rail(options.rail),
         )
@@ -192,6 +196,8 @@ class Driver:
         # Authorisations of running calls, by nonce; and those that ended calls of this process left without an outcome.
         self.submitted: dict[bytes, CallPlan] = {}
         self.left_open: set[bytes] = set()
+        # Channels that running calls have locked: the call and the descriptor of its lock.
+        self._channel_locks: dict[ChannelId, tuple[CallPlan, int]] = {}
         # Keys of requests that were begun before and have no response yet.
         self.repeated_keys: set[str] = set()
         # Held while a payment is stored and reserved, so that no other call sees it stored and not reserved.
@@ -201,6 +207,10 @@ class Driver:
     @property
     def max_price(self) -> Cap:
         return self._rules.max_price
+
+    @property
+    def max_deposit(self) -> Cap:
+        return self._rules.max_deposit
 
     @property
     def max_fee(self) -> Cap | None:
@@ -264,6 +274,27 @@ class Driver:
         for nonce in [nonce for nonce, owner in self.submitted.copy().items() if owner is plan]:
             self.left_open.add(nonce)
             self.submitted.pop(nonce, None)
+        for key in [key for key, (owner, _) in self._channel_locks.copy().items() if owner is plan]:
+            os.close(self._channel_locks.pop(key)[1])
+
+    def lock_channel(self, key: ChannelId, plan: CallPlan) -> bool:
+        """Locks a channel for this call until its end. False while another call of the wallet has it, in any process."""
+        owner = self._channel_locks.get(key)
+        if owner is not None:
+            return owner[0] is plan
+        descriptor = self.store.lock_channel(key)
+        if descriptor is None:
+            return False
+        self._channel_locks[key] = (plan, descriptor)
+        return True
+
+    def lease_pending(self, key: ChannelId, plan: CallPlan) -> OwnChannel | None:
+        """The channel whose pending voucher an earlier run of this call left, locked for this call. None where that is in use, or where its outcome is known by now."""
+        if not self.lock_channel(key, plan):
+            return None
+        found = self.store.find_channel(key)
+        pending = None if found is None else found.pending
+        return found if pending is not None and pending.request == plan.digest(self.gateway) else None
 
     # ---- The control plane.
 

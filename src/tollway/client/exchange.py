@@ -15,6 +15,7 @@ import httpx
 
 from tollway.client.call_io import (
     AuthorizationState,
+    ChannelLease,
     ControlRequest,
     ControlResponse,
     GatewayResponse,
@@ -23,6 +24,7 @@ from tollway.client.call_io import (
     NodeUnavailable,
     NoResponse,
     OverBudget,
+    OwnVoucher,
     PaidAlready,
     PaymentProgress,
     PaymentQuote,
@@ -34,8 +36,10 @@ from tollway.client.call_io import (
     TransferState,
     UnsignedTransfer,
 )
+from tollway.client.channel_offer import ChannelOffer
 from tollway.client.deadline import check_deadline, interrupted, within
 from tollway.client.driver import Driver
+from tollway.client.own_channel import CHANNEL_SALT, OwnChannel, VoucherPlan
 from tollway.client.requests import CallPlan
 from tollway.client.responses import (
     PROBLEM_BYTES_MAX,
@@ -52,6 +56,7 @@ from tollway.client.wallet import Wallet
 from tollway.client.x402 import X402Offer
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
+from tollway.payments.channels import channel_id
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,6 +68,10 @@ CALL_DEADLINE_S = 420.0
 """One exchange of a call, to the end of a problem or to the head of another response: a provider may take 300 s."""
 CONTROL_DEADLINE_S = 60.0
 NODE_DEADLINE_S = 20.0
+
+
+DEPOSIT_MARGIN_S = 10
+"""A deposit in flight is not sent again so shortly before its end: it must be mined before it."""
 
 
 class BlockingHttp:
@@ -297,7 +306,7 @@ class Exchange:
     @callback
     def approve_payment(self, quote: PaymentQuote) -> OverBudget | None:
         driver = self._driver
-        over = driver.session.find_excess(quote.asset, quote.amount) or driver.store.find_excess(
+        over = driver.session.find_excess(quote.asset, quote.moved) or driver.store.find_excess(
             quote, payer=self.wallet.address, gateway=driver.gateway, budget=driver.budget
         )
         if over is None:
@@ -389,7 +398,7 @@ class Exchange:
         return self._driver.store.count_served(tx_hash)
 
     @local
-    def lease_authorization(self) -> SignedAuthorization | None:
+    def lease_authorization(self) -> SignedAuthorization | OwnChannel | None:
         driver, plan = self._driver, self.plan
         with driver.reservation_lock:
             found = driver.store.lease_authorization(
@@ -397,6 +406,8 @@ class Exchange:
                 request=plan.digest(driver.gateway),
                 left=tuple(driver.left_open),
             )
+            if isinstance(found, OwnChannel):
+                return driver.lease_pending(found.id, plan)
             if found is not None:
                 driver.left_open.discard(found.nonce)
                 driver.submitted[found.nonce] = plan
@@ -435,3 +446,66 @@ class Exchange:
         driver.submitted.pop(nonce, None)
         if is_recorded and state is AuthorizationState.UNSENT:
             driver.session.release(nonce)
+
+    # ---- Channels.
+
+    @local
+    def count_calls(self, pay_to: Address) -> int:
+        return self._driver.store.count_calls(self.wallet.address, pay_to)
+
+    @local
+    def lease_channel(self, offer: ChannelOffer, asset: Asset) -> ChannelLease | None:
+        config = offer.build_config(self.wallet.address, CHANNEL_SALT)
+        key = channel_id(config, offer.terms.chain_id)
+        driver, plan = self._driver, self.plan
+        if not driver.lock_channel(key, plan):
+            return None
+        found = driver.store.find_channel(key)
+        if found is None:
+            fresh = OwnChannel(id=key, config=config, asset=asset, gateway=driver.gateway)
+            return ChannelLease(channel=fresh, is_uncertain=True)
+        request, held = plan.digest(driver.gateway), found.deposit
+        is_lapsed = held is not None and held.valid_before < driver.now_ms() // 1000 + DEPOSIT_MARGIN_S
+        return ChannelLease(
+            channel=replace(found, deposit=None) if is_lapsed else found,
+            is_own_request=found.pending is not None and found.pending.request == request,
+            is_uncertain=not found.is_certain,
+        )
+
+    @local
+    def sign_voucher(self, offer: ChannelOffer, channel: OwnChannel, plan: VoucherPlan) -> OwnVoucher:
+        driver = self._driver
+        return self.wallet.sign_voucher(
+            offer,
+            channel,
+            plan,
+            request=self.plan.digest(driver.gateway),
+            now_s=driver.now_ms() // 1000,
+            salt=driver.entropy(32),
+        )
+
+    @local
+    def store_voucher(self, voucher: OwnVoucher) -> StoreOutcome:
+        driver, deposit = self._driver, voucher.deposit
+        request = self.plan.digest(driver.gateway)
+
+        def store() -> StoreOutcome:
+            return driver.store.store_voucher(voucher.channel, deposit, request=request, budget=driver.budget)
+
+        if deposit is None:
+            return store()
+        return driver.session.store(deposit.nonce, deposit.asset, deposit.amount, store=store)
+
+    @local
+    def record_channel(
+        self,
+        channel: OwnChannel,
+        *,
+        deposit: bytes | None = None,
+        state: AuthorizationState = AuthorizationState.CHARGED,
+        tx_hash: TxHash | None = None,
+    ) -> None:
+        driver = self._driver
+        driver.store.record_channel(channel, deposit=deposit, state=state, tx_hash=tx_hash)
+        if deposit is not None and state is AuthorizationState.UNSENT:
+            driver.session.release(deposit)

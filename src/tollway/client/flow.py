@@ -5,8 +5,9 @@ The synchronous client, the asynchronous client and the tests run the same corou
 clock, no randomness and no key of its own.
 
 Rails: `tx` is a transfer of the wallet, which costs gas, can prepay many calls, and leaves credit. `x402` is an authorisation, which
-costs no gas and pays exactly one call, after that was served. `auto` uses x402 for one call; tx where several calls are prepaid, or
-where credit covers part of the price; and the other rail where the first cannot pay. `tx` and `x402` by name never fall back.
+costs no gas and pays exactly one call, after that was served. `channel` is a deposit without gas, of which vouchers pay many calls
+(`client/channel_payment.py`). `auto` uses x402 for one call; a channel where x402 cannot pay, and after ten calls to one payee; tx where
+several calls are prepaid, or where credit covers part of the price; and the next rail where the first cannot pay. A rail by name never falls back.
 
 Rules:
 
@@ -36,6 +37,8 @@ from tollway.client.call_io import (
     Transfer,
     TransferState,
 )
+from tollway.client.channel_offer import ChannelOffer, read_channel_offers
+from tollway.client.channel_payment import finish_pending, is_channel_cheaper, pay_by_channel
 from tollway.client.errors import (
     CannotPay,
     FeeAboveMax,
@@ -46,6 +49,7 @@ from tollway.client.errors import (
     PriceAboveMax,
 )
 from tollway.client.finality import check_lapsed
+from tollway.client.own_channel import OwnChannel
 from tollway.client.quote import TransferOffer, read_transfer_offers
 from tollway.client.response_rules import (
     REPEAT_CODES,
@@ -85,6 +89,7 @@ class PaymentOptions:
 
     tx: tuple[TransferOffer, ...]
     x402: tuple[X402Offer, ...]
+    channel: tuple[ChannelOffer, ...] = ()
 
     @classmethod
     def read(cls, response: GatewayResponse) -> Self:
@@ -92,11 +97,12 @@ class PaymentOptions:
         # An authorisation is settled at the amount that was signed, so it cannot pay what a metered call has used.
         is_metered = PRICE_MAX_HEADER in response.headers
         x402 = () if is_metered else read_x402_offers(response.headers, problem)
-        return cls(tx=read_transfer_offers(problem), x402=x402)
+        channel = read_channel_offers(response.headers, problem)
+        return cls(tx=read_transfer_offers(problem), x402=x402, channel=channel)
 
     @property
     def is_empty(self) -> bool:
-        return not (self.tx or self.x402)
+        return not (self.tx or self.x402 or self.channel)
 
     def or_else(self, earlier: Self | None) -> Self | None:
         """These options; `earlier` where they are empty."""
@@ -104,7 +110,8 @@ class PaymentOptions:
 
     @property
     def payees(self) -> tuple[Address, ...]:
-        named = [*(offer.pay_to for offer in self.tx), *(offer.pay_to for offer in self.x402)]
+        terms = [*self.x402, *(offer.terms for offer in self.channel)]
+        named = [*(offer.pay_to for offer in self.tx), *(offer.pay_to for offer in terms)]
         return tuple(dict.fromkeys(named))
 
 
@@ -117,13 +124,19 @@ async def sign_payment(
     tried: frozenset[TxHash],
     paid: Sequence[Transfer] = (),
     rejected: Sequence[SignedAuthorization] = (),
-) -> StoredTransfer | SignedAuthorization:
+) -> StoredTransfer | SignedAuthorization | CallResult:
     """Signs one payment, on the first rail of the rules that can pay. The result is stored on disk and not sent
-    yet. `paid`, `rejected`: the earlier payments of this call. Raises `NotPaid` where no rail can pay."""
+    yet; a channel pays the call to its end. `paid`, `rejected`: the earlier payments of this call. Raises `NotPaid` where no rail can pay."""
     reasons: list[str] = []
     is_fee_above = False
-    for rail in _order_rails(rules, insufficient, paid):
+    is_cheaper = await is_channel_cheaper(io, options.channel)
+    order = _order_rails(
+        rules, insufficient, paid, has_channel=bool(options.channel), is_channel_cheaper=is_cheaper
+    )
+    for rail in order:
         try:
+            if rail == "channel":
+                return await pay_by_channel(io, options.channel, source, rules, rejected)
             if rail == "x402":
                 return await make_authorization(io, options.x402, source, rules, rejected)
             return await make_payment(io, options.tx, insufficient, source, rules, tried, paid, rejected)
@@ -137,13 +150,21 @@ async def sign_payment(
 
 
 def _order_rails(
-    rules: CallRules, insufficient: InsufficientCredit | None, paid: Sequence[Transfer]
+    rules: CallRules,
+    insufficient: InsufficientCredit | None,
+    paid: Sequence[Transfer],
+    *,
+    has_channel: bool = False,
+    is_channel_cheaper: bool = False,
 ) -> tuple[str, ...]:
     if paid:  # this call has paid by a transfer: only a difference can be left
         return ("tx",)
     if rules.rail != "auto":
         return (rules.rail,)
-    return ("tx", "x402") if rules.prepay > 1 or insufficient is not None else ("x402", "tx")
+    channel = ("channel",) if has_channel else ()
+    if rules.prepay > 1 or insufficient is not None:
+        return ("tx", "x402", *channel)
+    return (*channel, "x402", "tx") if is_channel_cheaper else ("x402", *channel, "tx")
 
 
 PAYMENTS_MAX = 2
@@ -166,7 +187,7 @@ class _SignedResponse:
 async def pay_flow(io: CallIo, source: PaymentSource, rules: CallRules) -> CallResult:
     """The flow of one call that may be paid. Returns its response, of any status, or raises a `CallerFailure`."""
     _check_rules(rules)
-    left = await _submit_left_open(io, rules)
+    left = await _submit_left_open(io, source, rules)
     if isinstance(left, CallResult):
         return left
     rejected: list[AuthorizationRejected] = [] if left is None else [left]
@@ -323,7 +344,7 @@ async def _pay(
             if not rejected or failure.transaction is not None:
                 raise
             raise rejected[-1].build_refusal(f"No other payment is signed. {failure.detail}") from failure
-        if isinstance(payment, StoredTransfer):
+        if isinstance(payment, StoredTransfer | CallResult):
             return payment
         submitted = await submit_authorization(io, payment, rules)
         if isinstance(submitted, CallResult):
@@ -333,13 +354,17 @@ async def _pay(
     raise rejected[-1].build_refusal()
 
 
-async def _submit_left_open(io: CallIo, rules: CallRules) -> CallResult | AuthorizationRejected | None:
-    """Sends the authorisation that an earlier run of the same request left, which may have paid already. None where there is none, or
+async def _submit_left_open(
+    io: CallIo, source: PaymentSource, rules: CallRules
+) -> CallResult | AuthorizationRejected | None:
+    """Sends the authorisation or the voucher that an earlier run of the same request left, which may have paid already. None where there is none, or
     where the gateway refuses it and the chain shows that it can never be settled. Until the chain shows it, the next run sends one again that the gateway
     reports as expired, unless this run signs another within its maximum."""
     left = await io.lease_authorization()
     if left is None:
         return None
+    if isinstance(left, OwnChannel):
+        return await finish_pending(io, left, source, rules)
     submitted = await submit_authorization(io, left, rules, is_resubmitted=True)
     if isinstance(submitted, CallResult):
         return submitted

@@ -463,7 +463,7 @@ class RecordedCall:
     """A call in the history. `status`: pending, succeeded, failed or unknown. `error`: the gateway's code where it refused the call.
 
     `price_max`: of a metered call, whose `price` is this maximum until its response has ended. `quantities`: what the response reported; empty where that
-    is absent, None until the price is known and for a fixed price."""
+    is absent, None until the price is known and for a fixed price. `channel`: the id of the payment channel of its rail."""
 
     id: str
     api_id: str
@@ -489,6 +489,7 @@ class RecordedCall:
     completed_at: datetime | None = None
     price_max: str | None = None
     quantities: tuple[MeasuredQuantity, ...] | None = None
+    channel: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

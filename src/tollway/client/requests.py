@@ -410,6 +410,7 @@ def plan_call(
         rules=CallRules(
             max_price=defaults.max_price if max_price is None else Cap.parse(max_price),
             max_fee=defaults.max_fee if max_fee is None else Cap.parse(max_fee),
+            max_deposit=defaults.max_deposit,
             prepay=prepay,
             patience=defaults.patience,
             is_repeatable=method in _SAFE_METHODS or "Idempotency-Key" in headers,
@@ -455,7 +456,7 @@ def _check_options(method: Callable[..., Any]) -> Callable[..., Any]:
 def check_rail(rail: RailChoice) -> RailChoice:
     """Raises ValueError for an unknown rail."""
     if rail not in RAILS:
-        raise ValueError("the rail must be auto, tx or x402")
+        raise ValueError("the rail must be auto, tx, x402 or channel")
     return rail
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tollway.client.call_io import (
     CallIo,
     GatewayResponse,
+    OwnVoucher,
     PaymentProgress,
     SignedAuthorization,
     Transfer,
@@ -29,6 +30,9 @@ REPEAT_CODES = frozenset(
 )
 """Codes without a decision: the client sends the same headers again after `Retry-After`. Their nonce counts once, so no repeat is
 charged twice."""
+
+CHANNEL_BUSY = "channel_busy"
+"""Another call has the channel. The client waits, on a channel alone."""
 
 RETRY_AFTER_S = 2
 RETRY_AFTER_MAX_S = 60
@@ -85,7 +89,7 @@ def is_chain_away(response: GatewayResponse) -> bool:
 
 
 async def report_notice(
-    io: CallIo, payment: Transfer | SignedAuthorization, response: GatewayResponse
+    io: CallIo, payment: Transfer | SignedAuthorization | OwnVoucher, response: GatewayResponse
 ) -> None:
     """Passes the gateway's words on while the call waits."""
     await io.report_progress(PaymentProgress(payment=payment, notice=quote_refusal(response)))
@@ -98,12 +102,13 @@ def quote_refusal(response: GatewayResponse) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """The end of a call: the head of its response, and the transfer or the authorisation that it carried (neither: the call
+    """The end of a call: the head of its response, and the transfer, the authorisation or the voucher that it carried (none: the call
     was free, or refused for another reason)."""
 
     response: GatewayResponse
     transfer: Transfer | None = None
     authorization: SignedAuthorization | None = None
+    voucher: OwnVoucher | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,8 @@ class PaymentInfo:
 
     `price`: what the call cost, such as `0.01 USDC`. None for a metered call whose response is not measured yet, or which cost nothing: then `price_max` is
     its maximum. `find_call(call_id)` gives the price once the body has ended.
-    `rail`: `tx` (a payment's first call), `credit` (a later one), `x402`, or None.
+    `rail`: `tx` (a payment's first call), `credit` (a later one), `x402`, `channel`, or None.
+    `channel`: the id of the channel that paid; `transaction` is then that of a deposit.
     `fee_max`: the maximum network fee of a new transaction.
     `transaction`: the one that paid, where it is known. `receipt`: the gateway's `PAYMENT-RESPONSE`.
     """
@@ -56,6 +57,7 @@ class PaymentInfo:
     receipt: SettlementReceipt | None = None
     fee_max: str | None = None
     price_max: str | None = None
+    channel: str | None = None
 
 
 class CallResponse(httpx.Response):
@@ -209,6 +211,10 @@ def read_payment(response: httpx.Response, paid: CallResult) -> PaymentInfo:
         rail = "tx" if transfer.rest == transfer.amount else "credit"
         if rail == "tx" and transfer.fee_max_wei is not None:
             fee_max = format_fee(transfer.chain_id, transfer.fee_max_wei)
+    elif paid.voucher is not None:
+        network, rail = paid.voucher.channel.asset.network, "channel"
+        if receipt is not None and receipt.is_success and receipt.transaction is not None:
+            transaction = str(receipt.transaction)
     elif authorization is not None:
         network, rail = authorization.asset.network, "x402"
         if receipt is not None and receipt.is_success and receipt.transaction is not None:
@@ -224,6 +230,7 @@ def read_payment(response: httpx.Response, paid: CallResult) -> PaymentInfo:
         receipt=receipt,
         fee_max=fee_max,
         price_max=headers.get(PRICE_MAX_HEADER),
+        channel=None if paid.voucher is None else paid.voucher.name(),
     )
 
 

@@ -14,6 +14,7 @@ also after a crash, gets the same key; so a gateway sees one call and takes one 
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import sqlite3
@@ -35,10 +36,20 @@ from tollway.client.call_io import (
     Transfer,
     TransferState,
 )
+from tollway.client.channel_table import (
+    CHANNEL_SCHEMA,
+    count_payee_calls,
+    select_channel,
+    select_channels,
+    select_pending_channel,
+    sum_returned,
+    write_channel,
+)
 from tollway.client.errors import StoreUnusable
+from tollway.client.own_channel import OwnChannel
 from tollway.client.quote import Cap, to_atto, units_to_atto
 from tollway.errors import StorageUnavailable
-from tollway.ids import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, ChannelId, TxHash
 from tollway.money import Asset
 
 LEASE_MS = 600_000
@@ -295,7 +306,7 @@ _TEMPORARY_SQLITE = frozenset(
         sqlite3.SQLITE_NOMEM,
     }
 )
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 _SCHEMA = """
 CREATE TABLE transfer (
@@ -323,6 +334,7 @@ _MIGRATIONS = (
     SCHEMA_RELEASED,
     "ALTER TABLE transfer ADD COLUMN fee_max TEXT",
     SCHEMA_LAPSED,
+    CHANNEL_SCHEMA,
 )
 """The statements of each version, from the one before."""
 _TRANSFER_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state, fee_max"
@@ -380,7 +392,7 @@ class PaymentStore:
             earlier = _select_payee_transfers(connection, payer, gateway, quote.pay_to)
             if quote.rail == "tx" and any(entry.state in UNRESOLVED or entry.rest > 0 for entry in earlier):
                 return None
-            return _check_budget(connection, payer, quote.asset, quote.amount, budget)
+            return _check_budget(connection, payer, quote.asset, quote.moved, budget)
 
     def find_payments(
         self, *, payer: Address, gateway: str, api_id: str, payees: Sequence[Address]
@@ -490,13 +502,14 @@ class PaymentStore:
 
     def lease_authorization(
         self, *, payer: Address, request: bytes, left: Iterable[bytes] = ()
-    ) -> SignedAuthorization | None:
-        """Leases an authorisation that the next run of that request sends again, and that no running call uses. `left`: nonces that
-        ended calls of this process left without an outcome."""
+    ) -> SignedAuthorization | OwnChannel | None:
+        """Leases an authorisation that the next run of that request sends again, and that no running call uses; without one, the channel with the pending
+        voucher of that request. `left`: nonces that ended calls of this process left without an outcome."""
         with self._transaction() as connection:
-            return lease_unanswered_authorization(
+            leased = lease_unanswered_authorization(
                 connection, payer, request=request, left=left, now_ms=self._now_ms()
             )
+            return leased or select_pending_channel(connection, payer, request=request)
 
     def find_lapsed_authorizations(
         self, *, payer: Address, chains: Iterable[ChainId], nonce: bytes | None = None
@@ -530,6 +543,71 @@ class PaymentStore:
         """Abandons an open authorisation: its request can be paid again. It counts as spent until the chain shows it unused."""
         with self._transaction() as connection:
             return record_authorization_state(connection, nonce, AuthorizationState.ABANDONED, None)
+
+    # ---- Channels.
+
+    def find_channel(self, channel_id: ChannelId) -> OwnChannel | None:
+        with self._transaction() as connection:
+            return select_channel(connection, channel_id)
+
+    def list_channels(self, payer: Address) -> tuple[OwnChannel, ...]:
+        """Every channel of that wallet, oldest first."""
+        with self._transaction() as connection:
+            return select_channels(connection, payer)
+
+    def count_calls(self, payer: Address, pay_to: Address) -> int:
+        """The calls that this wallet has paid to a payee, on every rail."""
+        with self._transaction() as connection:
+            return count_payee_calls(connection, payer, pay_to)
+
+    def store_voucher(
+        self,
+        channel: OwnChannel,
+        deposit: SignedAuthorization | None,
+        *,
+        request: bytes,
+        budget: Cap | None,
+    ) -> Stored | OverBudget:
+        """Stores a channel with its pending voucher, and the authorisation of a new deposit within the budget. After `Stored` both are on the disk."""
+        with self._transaction() as connection:
+            if deposit is not None:
+                over = _check_budget(connection, deposit.payer, deposit.asset, deposit.amount, budget)
+                if over is not None:
+                    return over
+                insert_authorization(connection, deposit, request=request, now_ms=self._now_ms())
+            write_channel(connection, channel, now_ms=self._now_ms())
+        return Stored()
+
+    def record_channel(
+        self,
+        channel: OwnChannel,
+        *,
+        deposit: bytes | None = None,
+        state: AuthorizationState = AuthorizationState.CHARGED,
+        tx_hash: TxHash | None = None,
+    ) -> None:
+        """Records a channel, and the state of the deposit with that nonce."""
+        with self._transaction() as connection:
+            write_channel(connection, channel, now_ms=self._now_ms())
+            if deposit is not None:
+                record_authorization_state(connection, deposit, state, tx_hash)
+
+    def lock_channel(self, channel_id: ChannelId) -> int | None:
+        """Locks a channel for one call, over all processes: its vouchers follow each other. Returns the descriptor to close, which unlocks it; None where
+        another call has it. The system unlocks it when a process ends."""
+        path = self.path.with_name(f"{self.path.name}-{channel_id.hex()[:16]}.lock")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as exc:
+            kind = StorageUnavailable if _is_temporary(exc) else StoreUnusable
+            raise kind(f"The lock {path} of a payment channel cannot be opened: {exc}") from exc
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return descriptor
 
     # ---- Spent amounts, and requests in progress.
 
@@ -658,7 +736,8 @@ def _sum_spent(connection: sqlite3.Connection, payer: Address, symbol: str) -> i
         (str(payer), symbol, _encode_states(WORTHLESS)),
     )
     spent = sum(to_atto(entry.amount, entry.asset) for entry in earlier)
-    return spent + sum_spent_authorizations(connection, payer, symbol)
+    signed = sum_spent_authorizations(connection, payer, symbol)
+    return spent + signed - min(signed, sum_returned(connection, payer, symbol))
 
 
 def _insert_transfer(connection: sqlite3.Connection, transfer: Transfer, *, now_ms: int) -> None:

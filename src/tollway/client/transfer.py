@@ -47,7 +47,7 @@ from tollway.client.finality import (
     parse_quantity,
     repeat_in_budget,
 )
-from tollway.client.quote import KNOWN_ASSETS, Cap, TransferOffer, is_symbol, to_atto
+from tollway.client.quote import DEFAULT_MAX_PRICE, KNOWN_ASSETS, Cap, TransferOffer, is_symbol, to_atto
 from tollway.errors import Code
 from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.money import Asset, format_decimal
@@ -120,8 +120,8 @@ async def find_asset(
 
 
 async def _fetch_token(io: NodeIo, chain_id: ChainId, token: Address) -> Asset | None:
-    decimals = await _eth_call(io, chain_id, token, _DECIMALS)
-    symbol = _decode_symbol(await _eth_call(io, chain_id, token, _SYMBOL))
+    decimals = await eth_call(io, chain_id, token, _DECIMALS)
+    symbol = _decode_symbol(await eth_call(io, chain_id, token, _SYMBOL))
     number = int.from_bytes(decimals, "big")
     if len(decimals) != 32 or number > 36 or symbol is None:
         return None
@@ -166,7 +166,7 @@ async def fetch_balance(io: NodeIo, asset: Asset, holder: Address) -> int:
     """The balance of `holder`, in base units."""
     if asset.token is None:
         return await _query_number(io, asset.chain_id, "eth_getBalance", str(holder), "latest")
-    result = await _eth_call(io, asset.chain_id, asset.token, _BALANCE_OF + bytes(12) + holder)
+    result = await eth_call(io, asset.chain_id, asset.token, _BALANCE_OF + bytes(12) + holder)
     return int.from_bytes(result, "big") if len(result) == 32 else 0
 
 
@@ -450,7 +450,7 @@ async def _query_number(io: NodeIo, chain_id: ChainId, method: str, *params: obj
     return _parse_number(await _query(io, chain_id, method, *params))
 
 
-async def _eth_call(io: NodeIo, chain_id: ChainId, to: Address, calldata: bytes) -> bytes:
+async def eth_call(io: NodeIo, chain_id: ChainId, to: Address, calldata: bytes) -> bytes:
     call_object = {"to": str(to), "data": "0x" + calldata.hex()}
     result = await _query(io, chain_id, "eth_call", call_object, "latest")
     try:
@@ -467,8 +467,8 @@ def _parse_number(quantity: object) -> int:
     return number
 
 
-RailChoice = Literal["auto", "tx", "x402"]
-RAILS: tuple[RailChoice, ...] = ("auto", "tx", "x402")
+RailChoice = Literal["auto", "tx", "x402", "channel"]
+RAILS: tuple[RailChoice, ...] = ("auto", "tx", "x402", "channel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,11 +476,12 @@ class CallRules:
     """The caller's limits and choices for one call. `max_fee`: the maximum network fee of one payment, in the native
     currency; None: the presets. `prepay`: the number of calls that one new payment covers, on `tx`.
 
-    `is_repeatable`: the request may be sent twice (a safe method, or an idempotency key).
+    `max_deposit`: the maximum of one deposit into a channel. `is_repeatable`: the request may be sent twice (a safe method, or an idempotency key).
     """
 
     max_price: Cap
     max_fee: Cap | None = None
+    max_deposit: Cap = DEFAULT_MAX_PRICE
     prepay: int = 1
     patience: Patience = field(default_factory=Patience)
     is_repeatable: bool = False

@@ -4,24 +4,30 @@ The key comes from a file that only its owner can read, or from the environment.
 error or a command line.
 """
 
+import json
 import os
 import secrets
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import coincurve
+from pydantic_core import from_json
 
 from tollway.chain.signer import derive_address, sign_digest, sign_transaction
-from tollway.client.call_io import SignedAuthorization, SignedTransfer, UnsignedTransfer
+from tollway.client.call_io import OwnVoucher, SignedAuthorization, SignedTransfer, UnsignedTransfer
+from tollway.client.channel_offer import ChannelOffer, build_deposit, encode_refund, encode_voucher
 from tollway.client.keystore import open_keystore
+from tollway.client.own_channel import HeldDeposit, OwnChannel, PendingVoucher, VoucherPlan
 from tollway.client.x402 import X402Offer, encode_payment
 from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.signatures import paid_call_digest
 from tollway.identity.siwe import PublicOrigin
 from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.money import Asset
+from tollway.payments.channels import DEPOSIT_COLLECTOR, deposit_digest, deposit_nonce, voucher_digest
 from tollway.payments.eip3009 import transfer_digest
 from tollway.payments.proof import Binding, format_binding
 
@@ -138,6 +144,85 @@ class Wallet:
             pay_to=offer.pay_to,
             gateway=gateway,
             amount=offer.amount,
+            valid_before=valid_before,
+        )
+
+    def sign_voucher(
+        self,
+        offer: ChannelOffer,
+        channel: OwnChannel,
+        plan: VoucherPlan,
+        *,
+        request: bytes,
+        now_s: int,
+        salt: bytes,
+    ) -> OwnVoucher:
+        """Signs a voucher of a channel for one call, and a deposit where the plan has one and none is in flight. `request`: the digest of the call. `salt`: 32 new
+        random bytes."""
+        held, authorization = channel.deposit, None
+        if plan.deposit and held is None:
+            held, authorization = self._sign_deposit(offer, channel, plan.deposit, now_s=now_s, salt=salt)
+        proof = encode_voucher(
+            offer,
+            channel.config,
+            channel.id,
+            ceiling=plan.ceiling,
+            signature=self._sign_ceiling(channel, plan.ceiling),
+            deposit=from_json(held.document) if plan.deposit and held is not None else None,
+        )
+        pending = PendingVoucher(
+            request=request,
+            proof=proof,
+            ceiling=plan.ceiling,
+            price=offer.terms.amount,
+            signed_before=channel.ceiling,
+            has_deposit=plan.deposit > 0,
+        )
+        signed = replace(channel, pending=pending, deposit=held, ceiling=max(channel.ceiling, plan.ceiling))
+        return OwnVoucher(channel=signed, deposit=authorization)
+
+    def sign_refund(self, offer: ChannelOffer, channel: OwnChannel) -> str:
+        """Signs a request for all that is left of a channel; returns the value of `PAYMENT-SIGNATURE`. Its voucher covers what was charged, and no more."""
+        signature = self._sign_ceiling(channel, channel.charged)
+        return encode_refund(offer, channel.config, channel.id, ceiling=channel.charged, signature=signature)
+
+    def _sign_ceiling(self, channel: OwnChannel, ceiling: int) -> bytes:
+        return self.sign_digest(voucher_digest(channel.asset.chain_id, channel.id, ceiling))
+
+    def _sign_deposit(
+        self, offer: ChannelOffer, channel: OwnChannel, amount: int, *, now_s: int, salt: bytes
+    ) -> tuple[HeldDeposit, SignedAuthorization]:
+        """Signs an EIP-3009 `ReceiveWithAuthorization` to the deposit collector, which can pay into this channel alone."""
+        terms, nonce = offer.terms, deposit_nonce(channel.id, salt)
+        valid_before = now_s + terms.timeout_s
+        digest = deposit_digest(
+            terms.domain,
+            chain_id=terms.chain_id,
+            token=terms.token,
+            payer=self.address,
+            base_units=amount,
+            valid_after=VALID_AFTER,
+            valid_before=valid_before,
+            nonce=nonce,
+        )
+        document = build_deposit(
+            amount=amount,
+            valid_after=VALID_AFTER,
+            valid_before=valid_before,
+            salt=salt,
+            signature=self.sign_digest(digest),
+        )
+        held = HeldDeposit(
+            nonce=nonce, amount=amount, valid_before=valid_before, document=json.dumps(document)
+        )
+        return held, SignedAuthorization(
+            nonce=nonce,
+            proof="",  # it is sent with a voucher, as the pending one of its channel
+            asset=channel.asset,
+            payer=self.address,
+            pay_to=DEPOSIT_COLLECTOR,
+            gateway=channel.gateway,
+            amount=amount,
             valid_before=valid_before,
         )
 

@@ -1,7 +1,7 @@
 """x402 for the client: parses the requirements of a 402 and the receipt, and encodes the payment header. Pure.
 
-It supports version 2, scheme `exact`, EIP-3009, paid after the service; other offers are left out. The gateway writes all of
-it. The client signs and echoes the header; where the gateway's own `payment.options` name the
+It supports version 2, scheme `exact`, EIP-3009, paid after the service; other offers are left out (`client/channel_offer.py` has
+those of channels). The gateway writes all of it. The client signs and echoes the header; where the gateway's own `payment.options` name the
 same token with other numbers, the offer is dropped. Gateways of other products are not supported: their 402s differ.
 """
 
@@ -65,37 +65,50 @@ class SettlementReceipt:
 
 def read_x402_offers(headers: Mapping[str, str], problem: JsonMembers) -> tuple[X402Offer, ...]:
     """The offers in the gateway's order: from `PAYMENT-REQUIRED`, or where that is missing from `payment.options`."""
-    options = tuple(_x402_options(problem))
-    raw = headers.get("payment-required")
-    if raw is None:
-        offers = [_read_requirement(_to_requirement(option), option) for option in options]
-        return tuple(offer for offer in offers if offer is not None)
-    required = _decode(raw)
+    if "payment-required" in headers:
+        return read_required(headers, problem, scheme="exact", rail="x402")
+    offers = [
+        _read_requirement("exact", _to_requirement(option), option)
+        for option in _list_options(problem, "x402")
+    ]
+    return tuple(offer for offer in offers if offer is not None)
+
+
+def read_required(
+    headers: Mapping[str, str], problem: JsonMembers, *, scheme: str, rail: str
+) -> tuple[X402Offer, ...]:
+    """The offers of one scheme in `PAYMENT-REQUIRED`. `rail`: its name in `payment.options`."""
+    required = decode_header(headers.get("payment-required", ""))
     if required is None or required.get("x402Version") != 2:
         return ()
+    options = tuple(_list_options(problem, rail))
     resource, extensions = _text_of(required.get("resource")), _text_of(required.get("extensions"))
     return tuple(
         offer
         for requirement in _select_objects(required.get("accepts"))
-        if (offer := _read_accepted(requirement, options, resource, extensions)) is not None
+        if (offer := _read_accepted(scheme, requirement, options, resource, extensions)) is not None
     )
 
 
-def _x402_options(problem: JsonMembers) -> Iterable[JsonMembers]:
+def _list_options(problem: JsonMembers, rail: str) -> Iterable[JsonMembers]:
     payment = problem.get("payment")
     options = payment.get("options") if isinstance(payment, Mapping) else None
-    return (option for option in _select_objects(options) if option.get("rail") == "x402")
+    return (option for option in _select_objects(options) if option.get("rail") == rail)
 
 
 def _read_accepted(
-    requirement: JsonMembers, options: Sequence[JsonMembers], resource: str | None, extensions: str | None
+    scheme: str,
+    requirement: JsonMembers,
+    options: Sequence[JsonMembers],
+    resource: str | None,
+    extensions: str | None,
 ) -> X402Offer | None:
     """A requirement of the header; None where the body names the same token with another price."""
     about = [option for option in options if _token_of(option, "token") == _token_of(requirement, "asset")]
     same = [option for option in about if _price_of(option) == _price_of(requirement)]
     if about and not same:
         return None
-    return _read_requirement(requirement, same[0] if same else None, resource, extensions)
+    return _read_requirement(scheme, requirement, same[0] if same else None, resource, extensions)
 
 
 def _token_of(raw: JsonMembers, name: str) -> tuple[str, str]:
@@ -114,11 +127,15 @@ def _to_requirement(option: JsonMembers) -> JsonMembers:
 
 
 def _read_requirement(
-    raw: JsonMembers, option: JsonMembers | None, resource: str | None = None, extensions: str | None = None
+    scheme: str,
+    raw: JsonMembers,
+    option: JsonMembers | None,
+    resource: str | None = None,
+    extensions: str | None = None,
 ) -> X402Offer | None:
     """The offer of a requirement; None for another scheme and for invalid members."""
     extra, timeout_s = raw.get("extra"), raw.get("maxTimeoutSeconds")
-    if raw.get("scheme") != "exact" or not isinstance(extra, Mapping) or type(timeout_s) is not int:
+    if raw.get("scheme") != scheme or not isinstance(extra, Mapping) or type(timeout_s) is not int:
         return None
     name, version = extra.get("name"), extra.get("version")
     if not isinstance(name, str) or not isinstance(version, str) or not 1 <= timeout_s <= TIMEOUT_MAX_S:
@@ -168,9 +185,14 @@ def encode_payment(
         "validBefore": str(valid_before),
         "nonce": "0x" + nonce.hex(),
     }
+    return encode_payload(offer, {"signature": "0x" + signature.hex(), "authorization": authorization})
+
+
+def encode_payload(offer: X402Offer, payload: JsonMembers) -> str:
+    """The value of `PAYMENT-SIGNATURE` with this payload, of any scheme."""
     payment: dict[str, object] = {
         "x402Version": 2,
-        "payload": {"signature": "0x" + signature.hex(), "authorization": authorization},
+        "payload": payload,
         "accepted": from_json(offer.accepted),
     }
     if offer.resource is not None:
@@ -182,7 +204,7 @@ def encode_payment(
 
 def read_receipt(headers: Mapping[str, str]) -> SettlementReceipt | None:
     """Parses `PAYMENT-RESPONSE`; None where it is missing or invalid. `headers` in lower case."""
-    raw = _decode(headers.get("payment-response", ""))
+    raw = decode_header(headers.get("payment-response", ""))
     if raw is None or not isinstance(raw.get("success"), bool):
         return None
     try:
@@ -207,7 +229,8 @@ def _bound_text(raw: object) -> str | None:
 # ---- JSON in base64.
 
 
-def _decode(text: str) -> JsonMembers | None:
+def decode_header(text: str) -> JsonMembers | None:
+    """The JSON object in a header of x402; None for any other text."""
     if not 0 < len(text) <= HEADER_CHARACTERS_MAX:
         return None
     try:
