@@ -2,13 +2,28 @@
 
 import asyncio
 import base64
+import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from x402.mechanisms.evm.batch_settlement.facilitator.deposit_eip3009 import (
+    verify_eip3009_deposit_authorization,
+)
+from x402.mechanisms.evm.batch_settlement.facilitator.voucher import verify_voucher
+from x402.mechanisms.evm.batch_settlement.types import ChannelConfig as StockConfig
+from x402.mechanisms.evm.batch_settlement.types import (
+    DepositPayload,
+    is_deposit_payload,
+    is_voucher_payload,
+)
+from x402.schemas import PaymentRequirements
 
 from tests.client.conftest import API, CHAIN, GATEWAY, KEY, NOW_S
 from tests.kit.channel_gateway import MISMATCH, ChannelGateway
@@ -17,6 +32,7 @@ from tests.kit.waits import run_threads
 from tollway.client import (
     AsyncTollwayClient,
     BudgetExhausted,
+    CallerFailure,
     CallHeld,
     CannotPay,
     GatewayUnreachable,
@@ -256,6 +272,16 @@ def test_a_failed_call_costs_nothing_and_its_deposit_counts(caller, gateway):
 # ---- Restarts.
 
 
+def test_a_store_that_lost_one_call_is_healed_by_the_second_call(caller, gateway, tmp_path):
+    """The gateway's voucher is that of the first call of the new store, which proves nothing at that call."""
+    caller.call("/0")
+    caller.store_path = tmp_path / "new.sqlite3"
+    with pytest.raises(PaymentRefused, match="refuses the voucher of this call"):
+        caller.call("/1")
+    assert caller.call("/2").status_code == 200
+    assert (gateway.corrections, gateway.ceilings) == (2, [300, 300, 300, 600])
+
+
 def test_a_lost_store_is_healed_by_one_corrective_402_without_a_node(caller, gateway, tmp_path):
     for number in range(3):
         caller.call(f"/{number}")
@@ -327,6 +353,20 @@ def test_a_channel_that_stays_in_use_is_not_paid_from(caller, gateway, store):
 
 def test_a_channel_is_chosen_where_no_authorisation_is_offered(caller, gateway):
     assert caller.call(rail="auto").payment.rail == "channel"
+
+
+@pytest.mark.parametrize(("calls", "rail"), [(9, "x402"), (10, "channel")])
+def test_after_ten_calls_to_a_payee_a_channel_comes_before_an_authorisation(caller, gateway, calls, rail):
+    exact = {**gateway.entry(), "scheme": "exact", "extra": {"name": "USDC", "version": "2"}}
+    gateway.accepts = [exact]
+    for number in range(calls):
+        caller.call(f"/{number}")
+
+    def stop(quote: PaymentQuote) -> None:
+        raise ValueError(quote.rail)
+
+    with pytest.raises(ValueError, match=rail):
+        caller.call(rail="auto", before_signing=stop)
 
 
 def test_a_named_rail_pays_by_no_channel(caller, gateway):
@@ -424,8 +464,6 @@ def test_a_second_correction_ends_the_call(caller, gateway):
 
 def test_a_charge_above_the_maximum_is_not_counted(caller, gateway):
     def overcharge(request: httpx.Request) -> httpx.Response:
-        shown = gateway.shown[-1].voucher
-        (books,) = gateway.books.values()
         receipt = {"success": True, "transaction": "", "extra": {"chargedAmount": "301"}}
         return httpx.Response(
             200,
@@ -469,3 +507,87 @@ def test_a_correction_after_a_lost_answer_is_no_second_payment(caller, gateway):
 
 def test_the_mismatch_of_the_kit_is_that_of_the_protocol():
     assert MISMATCH.endswith("cumulative_amount_mismatch")
+
+
+# ---- Whatever happens: one corrective 402 makes both agree, and no ceiling is above what is owed and the price.
+
+FAULTS = (
+    [],
+    ["lose answer"] * 3,
+    ["lose request"] * 3,
+    ["lose answer", "busy"],
+    ["lose request", "unknown"],
+    ["busy"],
+    ["unknown"],
+    ["fail"],
+)
+STEPS = st.lists(
+    st.tuples(
+        st.integers(min_value=0, max_value=2),
+        st.integers(min_value=1, max_value=1_000),
+        st.integers(min_value=0, max_value=1_000),
+        st.sampled_from(FAULTS),
+        st.sampled_from(["goes on", "goes on", "goes on", "loses its store"]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(steps=STEPS, deposit_min=st.sampled_from([None, 1_500, 300_000]), has_node=st.booleans())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_client_and_gateway_agree_after_one_correction(tmp_path_factory, steps, deposit_min, has_node):
+    folder = tmp_path_factory.mktemp("channel")
+    gateway = ChannelGateway(
+        asset=USDC, pay_to=PAY_TO, authorizer=AUTHORIZER, now_s=NOW_S, deposit_min=deposit_min
+    )
+    caller = Caller(gateway, folder / "0.sqlite3")
+    for number, (path, gateway.price, gateway.actual, faults, event) in enumerate(steps):
+        gateway.faults = list(faults)
+        options = {"rpc_urls": AT_NODE} if has_node else {}
+        with contextlib.suppress(CallerFailure):
+            caller.call(f"/{path}", **options)
+        if event == "loses its store" and has_node:
+            caller.store_path = folder / f"{number + 1}.sqlite3"
+    gateway.faults, before = [], gateway.corrections
+    assert caller.call("/last", **({"rpc_urls": AT_NODE} if has_node else {})).status_code == 200
+    assert gateway.corrections <= before + 1
+    channel = caller.channel
+    assert (channel.charged, channel.pending) == (gateway.books[channel.id].announced, None)
+    pairs = zip(gateway.ceilings, gateway.owed, gateway.amounts, strict=True)
+    assert [ceiling - owed - amount for ceiling, owed, amount in pairs if ceiling > owed + amount] == []
+
+
+# ---- The unmodified package accepts what is signed.
+
+
+class StockNode:
+    """A `FacilitatorEvmSigner` as far as the checks read the chain."""
+
+    def __init__(self, gateway: ChannelGateway) -> None:
+        self._gateway = gateway
+
+    def read_contract(self, _to: str, _abi: object, name: str, *args: Any) -> object:
+        assert name == "tryAggregate"
+        return [(True, self._gateway.chain.call(to, bytes(payload))) for to, payload in args[1]]
+
+    def get_code(self, _address: str) -> bytes:
+        return b""
+
+
+def test_the_stock_facilitator_accepts_deposit_and_voucher(caller, gateway):
+    caller.clock_s = gateway.now_s = time.time_ns() // 10**9
+    gateway.timeout_s = 900
+    caller.call("/0")
+    caller.call("/1")
+    for proof, kind in zip(gateway.proofs, (is_deposit_payload, is_voucher_payload), strict=True):
+        content = json.loads(base64.b64decode(proof))
+        requirements = PaymentRequirements.model_validate(content["accepted"])
+        payload, config = content["payload"], StockConfig.from_dict(content["payload"]["channelConfig"])
+        assert kind(payload)
+        node: Any = StockNode(gateway)
+        verdict = verify_voucher(node, payload, requirements, config)
+        assert (verdict.is_valid, verdict.invalid_reason) == (True, None)
+        if kind is is_deposit_payload:
+            deposit = DepositPayload.from_dict(payload)
+            assert verify_eip3009_deposit_authorization(node, deposit, requirements, CHAIN) == (None, None)

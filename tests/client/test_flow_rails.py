@@ -45,6 +45,22 @@ def test_the_cheaper_rail_comes_first_and_a_named_one_alone(rail, prepay, short,
     )
 
 
+@pytest.mark.parametrize(
+    ("rail", "prepay", "short", "is_cheaper", "order"),
+    [
+        ("auto", 1, None, False, ("x402", "channel", "tx")),
+        ("auto", 1, None, True, ("channel", "x402", "tx")),
+        ("auto", 2, None, True, ("tx", "x402", "channel")),
+        ("auto", 1, SHORT, True, ("tx", "x402", "channel")),
+        ("channel", 1, None, False, ("channel",)),
+        ("tx", 1, None, True, ("tx",)),
+    ],
+)
+def test_a_channel_follows_an_authorisation_until_it_is_cheaper(rail, prepay, short, is_cheaper, order):
+    rules = CallRules(max_price=Cap.parse("1 USDC"), prepay=prepay, rail=rail)
+    assert _order_rails(rules, short, (), has_channel=True, is_channel_cheaper=is_cheaper) == order
+
+
 def test_every_choice_has_an_order():
     for rail in RAILS:
         assert _order_rails(CallRules(max_price=Cap.parse("1"), rail=rail), None, ())

@@ -98,7 +98,8 @@ class Books:
 @dataclass
 class ChannelGateway:
     """`price`: the maximum of a call. `actual`: what the next call costs. `faults`: for the next paid requests, one of `lose request`, `lose answer`, `busy`,
-    `unknown`, `fail` (the upstream) and None; or a function that makes the response."""
+    `unknown`, `fail` (the upstream) and None; or a function that makes the response. `shown`, `proofs`, `amounts`, `owed`: the paid requests, the price in their
+    accepted offer, and the announced sum when they arrived."""
 
     asset: Asset
     pay_to: Address
@@ -108,6 +109,7 @@ class ChannelGateway:
     actual: int | None = None
     deposit_min: int | None = 300_000
     withdraw_delay: int = 900
+    timeout_s: int = 60
     is_metered: bool = False
     has_voucher_state: bool = True
     options: list[Json] = field(default_factory=list)
@@ -115,6 +117,9 @@ class ChannelGateway:
     faults: list[str | Callable[[httpx.Request], httpx.Response] | None] = field(default_factory=list)
     books: dict[bytes, Books] = field(default_factory=dict)
     shown: list[PresentedChannelPayment] = field(default_factory=list)
+    amounts: list[int] = field(default_factory=list)
+    owed: list[int] = field(default_factory=list)
+    proofs: list[str] = field(default_factory=list)
     corrections: int = 0
     served: int = 0
     unpaid: int = 0
@@ -143,6 +148,10 @@ class ChannelGateway:
         payment = parse_channel_payment(content)
         assert payment.fault is None, payment.fault
         self.shown.append(payment)
+        self.proofs.append(proof)
+        self.amounts.append(int(content["accepted"]["amount"]))
+        books = self.books.get(payment.voucher.channel_id)
+        self.owed.append(0 if books is None else books.announced)
         fault = self.faults.pop(0) if self.faults else None
         if callable(fault):
             return fault(request)
@@ -240,7 +249,7 @@ class ChannelGateway:
     # ---- The responses.
 
     def require(self, *, error: str = "payment_required", extra: Json | None = None) -> httpx.Response:
-        required = {
+        required: Json = {
             "x402Version": 2,
             "error": error,
             "resource": {"url": "https://gateway.test/api/v2/gateway/api_1"},
@@ -269,7 +278,7 @@ class ChannelGateway:
             "amount": str(self.price),
             "asset": str(self.asset.token),
             "payTo": str(self.pay_to),
-            "maxTimeoutSeconds": 60,
+            "maxTimeoutSeconds": self.timeout_s,
             "extra": {
                 "name": domain.name,
                 "version": domain.version,

@@ -229,13 +229,12 @@ async def _sign(
     if isinstance(plan, VoucherRefused):
         raise CannotPay(f"The call cannot be paid by a channel: {plan.reason}.")
     await _check_funds(io, channel, plan, source)
-    is_new_deposit = plan.deposit > 0 and channel.deposit is None
     quote = PaymentQuote(
         rail="channel",
         asset=asset,
         amount=offer.terms.amount,
         pay_to=offer.terms.pay_to,
-        deposit=plan.deposit if is_new_deposit else 0,
+        deposit=0 if plan.is_resent else plan.deposit,
     )
     await approve_in_budget(io, quote)
     signed = await io.sign_voucher(offer, channel, plan)
@@ -254,7 +253,7 @@ def _deposit_max(asset: Asset, rules: CallRules) -> int:
 
 async def _check_funds(io: CallIo, channel: OwnChannel, plan: VoucherPlan, source: PaymentSource) -> None:
     asset = channel.asset
-    if not plan.deposit or channel.deposit is not None or asset.chain_id not in source.chains:
+    if not plan.deposit or plan.is_resent or asset.chain_id not in source.chains:
         return
     balance = await fetch_balance(io, asset, source.payer)
     if balance < plan.deposit:

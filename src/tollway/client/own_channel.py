@@ -94,10 +94,11 @@ class ChannelTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoucherPlan:
-    """The next voucher. `deposit`: what is deposited with it; 0 where the balance covers it."""
+    """The next voucher. `deposit`: what is deposited with it; 0 where the balance covers it. `is_resent`: by the deposit in flight."""
 
     ceiling: int
-    deposit: int
+    deposit: int = 0
+    is_resent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +111,14 @@ class VoucherRefused:
 def plan_voucher(
     channel: OwnChannel, *, price: int, deposit_min: int | None, deposit_max: int
 ) -> VoucherPlan | VoucherRefused:
-    """The voucher for a call of at most `price`. A deposit in flight is sent again; no other is signed beside it."""
+    """The voucher for a call of at most `price`. A deposit in flight is sent again where it is enough; else another is signed beside it, and both can land."""
     ceiling = channel.charged + price
     missing = ceiling - channel.balance
     if missing <= 0:
-        return VoucherPlan(ceiling=ceiling, deposit=0)
+        return VoucherPlan(ceiling=ceiling)
     held = channel.deposit
-    if held is not None:
-        if held.amount >= missing:
-            return VoucherPlan(ceiling=ceiling, deposit=held.amount)
-        return VoucherRefused(
-            reason=f"a deposit of {_format(held.amount, channel.asset)} is in flight, and the call needs {_format(missing, channel.asset)} more"
-        )
+    if held is not None and held.amount >= missing:
+        return VoucherPlan(ceiling=ceiling, deposit=held.amount, is_resent=True)
     if missing > deposit_max:
         return VoucherRefused(
             reason=f"the channel needs a deposit of {_format(missing, channel.asset)}, and max_deposit allows {_format(deposit_max, channel.asset)}"

@@ -157,10 +157,10 @@ class Wallet:
         now_s: int,
         salt: bytes,
     ) -> OwnVoucher:
-        """Signs a voucher of a channel for one call, and a deposit where the plan has one and none is in flight. `request`: the digest of the call. `salt`: 32 new
+        """Signs a voucher of a channel for one call, and a deposit where the plan has a new one. `request`: the digest of the call. `salt`: 32 new
         random bytes."""
         held, authorization = channel.deposit, None
-        if plan.deposit and held is None:
+        if plan.deposit and not plan.is_resent:
             held, authorization = self._sign_deposit(offer, channel, plan.deposit, now_s=now_s, salt=salt)
         proof = encode_voucher(
             offer,
