@@ -12,6 +12,7 @@ import pytest
 from eth_account import Account
 from hexbytes import HexBytes
 
+from tests.kit.channel_gateway import ChannelCaller, ChannelGateway
 from tollway.client import AsyncTollwayClient, Patience, TollwayClient
 from tollway.client.client import SpentAmount
 from tollway.client.store import PaymentStore
@@ -391,6 +392,17 @@ def client_options(gateway: FakeGateway, wallet: Wallet, store_path: Path) -> di
         "transport": httpx.MockTransport(gateway.handle),
         "now_ms": lambda: NOW_S * 1000,
     }
+
+
+@pytest.fixture
+def channel_gateway() -> ChannelGateway:
+    asset = Asset(chain_id=ChainId(CHAIN), token=USDC, symbol="USDC", decimals=6, domain=DOMAIN)
+    return ChannelGateway(asset=asset, pay_to=PAYEE, authorizer=Address(b"\x90" * 20), now_s=NOW_S)
+
+
+@pytest.fixture
+def channel_caller(channel_gateway: ChannelGateway, store_path: Path) -> ChannelCaller:
+    return ChannelCaller(channel_gateway, store_path)
 
 
 @pytest.fixture(params=[TollwayClient, AsyncTollwayClient], ids=["sync", "async"])

@@ -6,7 +6,6 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,8 +24,8 @@ from x402.mechanisms.evm.batch_settlement.types import (
 )
 from x402.schemas import PaymentRequirements
 
-from tests.client.conftest import API, CHAIN, GATEWAY, KEY, NOW_S
-from tests.kit.channel_gateway import MISMATCH, ChannelGateway
+from tests.client.conftest import API, CHAIN, GATEWAY, NOW_S
+from tests.kit.channel_gateway import MISMATCH, ChannelCaller, ChannelGateway
 from tests.kit.payer import PAY_TO, USDC
 from tests.kit.waits import run_threads
 from tollway.client import (
@@ -40,11 +39,8 @@ from tollway.client import (
     PaymentPending,
     PaymentRefused,
     PriceAboveMax,
-    TollwayClient,
-    Wallet,
 )
 from tollway.client.call_io import AuthorizationState, PaymentQuote
-from tollway.client.own_channel import OwnChannel
 from tollway.ids import Address
 
 AUTHORIZER = Address(b"\x90" * 20)
@@ -52,49 +48,16 @@ AT_NODE = {CHAIN: "https://node.test"}
 
 
 @pytest.fixture
-def gateway() -> ChannelGateway:
-    return ChannelGateway(asset=USDC, pay_to=PAY_TO, authorizer=AUTHORIZER, now_s=NOW_S)
-
-
-class Caller:
-    """Clients of one wallet over one gateway. `clock_s`: unix seconds."""
-
-    def __init__(self, gateway: ChannelGateway, store_path: Path) -> None:
-        self.gateway, self.store_path, self.clock_s = gateway, store_path, NOW_S
-        self.quotes: list[PaymentQuote] = []
-
-    def open(self, **options: Any) -> TollwayClient:
-        return TollwayClient(GATEWAY, **{**self.options(), **options})
-
-    def options(self) -> dict[str, Any]:
-        return {
-            "wallet": Wallet.from_key(KEY),
-            "chains": [CHAIN],
-            "store_path": self.store_path,
-            "patience": Patience(poll_s=0.001, wait_s=0.02),
-            "transport": httpx.MockTransport(self.gateway.handle),
-            "now_ms": lambda: self.clock_s * 1000,
-            "before_signing": self.quotes.append,
-            "rail": "channel",
-        }
-
-    def call(self, path: str = "/", **options: Any) -> Any:
-        with self.open(**options) as client:
-            return client.call(API, path)
-
-    @property
-    def channel(self) -> OwnChannel:
-        with self.open() as client:
-            (found,) = client.channels()
-        return found
+def gateway(channel_gateway: ChannelGateway) -> ChannelGateway:
+    return channel_gateway
 
 
 @pytest.fixture
-def caller(gateway: ChannelGateway, store_path: Path) -> Caller:
-    return Caller(gateway, store_path)
+def caller(channel_caller: ChannelCaller) -> ChannelCaller:
+    return channel_caller
 
 
-def check_agreement(caller: Caller) -> None:
+def check_agreement(caller: ChannelCaller) -> None:
     """The client and the gateway have the same sums."""
     channel, gateway = caller.channel, caller.gateway
     assert channel.charged == gateway.books[channel.id].announced
@@ -541,7 +504,7 @@ def test_client_and_gateway_agree_after_one_correction(tmp_path_factory, steps, 
     gateway = ChannelGateway(
         asset=USDC, pay_to=PAY_TO, authorizer=AUTHORIZER, now_s=NOW_S, deposit_min=deposit_min
     )
-    caller = Caller(gateway, folder / "0.sqlite3")
+    caller = ChannelCaller(gateway, folder / "0.sqlite3")
     for number, (path, gateway.price, gateway.actual, faults, event) in enumerate(steps):
         gateway.faults = list(faults)
         options = {"rpc_urls": AT_NODE} if has_node else {}

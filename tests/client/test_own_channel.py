@@ -10,8 +10,8 @@ from tests.client.test_channel_table import ASSET, HELD, PENDING
 from tests.kit.channel_payer import ChannelPayer
 from tollway.client.channel_offer import (
     ChannelCharge,
+    ChannelCorrection,
     ChannelReport,
-    Correction,
     ShownVoucher,
     read_channel_offers,
 )
@@ -83,10 +83,10 @@ def test_a_voucher_alone_leaves_a_deposit_in_flight() -> None:
     assert (settled.balance, settled.deposit) == (1_000, HELD)
 
 
-def correct(charged: int, signed: int | None, *, balance: int = 1_000, claimed: int = 0) -> Correction:
+def correct(charged: int, signed: int | None, *, balance: int = 1_000, claimed: int = 0) -> ChannelCorrection:
     voucher = None if signed is None else ShownVoucher(ceiling=signed, signature=PAYER.sign_voucher(signed))
     report = ChannelReport(channel_id=CHANNEL.id, balance=balance, total_claimed=claimed, charged=charged)
-    return Correction(offer=OFFER, report=report, voucher=voucher)
+    return ChannelCorrection(offer=OFFER, report=report, voucher=voucher)
 
 
 SENT = replace(CHANNEL, pending=PENDING, ceiling=600)
@@ -109,16 +109,16 @@ SENT = replace(CHANNEL, pending=PENDING, ceiling=600)
         (correct(450, 500, claimed=451), ChannelTotals(balance=900, total_claimed=0), (450, 900)),
         (correct(450, 500, balance=999), None, None),
         (correct(450, 500, balance=1_001), None, (450, 1_001)),
-        (Correction(offer=OFFER, report=None, voucher=None), None, None),
+        (ChannelCorrection(offer=OFFER, report=None, voucher=None), None, None),
         (
-            Correction(offer=OFFER, report=None, voucher=None),
+            ChannelCorrection(offer=OFFER, report=None, voucher=None),
             ChannelTotals(balance=7, total_claimed=3),
             (3, 7),
         ),
     ],
 )
 def test_a_corrective_402_counts_with_its_proof(
-    correction: Correction, totals: ChannelTotals | None, healed: tuple[int, int] | None
+    correction: ChannelCorrection, totals: ChannelTotals | None, healed: tuple[int, int] | None
 ) -> None:
     found = heal_channel(SENT, correction, totals, is_doubtful=False)
     if healed is None:

@@ -8,11 +8,18 @@ import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
+from eth_account import Account
+from eth_account.typed_transactions.typed_transaction import TypedTransaction
+from hexbytes import HexBytes
 
-from tollway.chain.channel_contract import SETTLEMENT_CONTRACT
+from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, ChannelConfig
+from tollway.client import Patience, TollwayClient, Wallet
+from tollway.client.call_io import PaymentQuote
+from tollway.client.own_channel import OwnChannel
 from tollway.identity.signatures import recover
 from tollway.ids import Address, keccak256
 from tollway.limits import Limits
@@ -28,6 +35,7 @@ from tollway.payments.channels import channel_id, deposit_digest, deposit_nonce,
 from tollway.payments.wire import decode_object
 
 Json = dict[str, Any]
+WALLET_KEY = b"\x11" * 32
 MISMATCH = "invalid_batch_settlement_evm_cumulative_amount_mismatch"
 _VIEWS = {keccak256(name.encode())[:4]: name for name in ("channels(bytes32)", "pendingWithdrawals(bytes32)")}
 
@@ -51,6 +59,10 @@ class SettlementChain:
     used: set[bytes] = field(default_factory=set)
     is_away: bool = False
     wallet_units: int = 10**9
+    now_s: int = 1_700_000_000
+    fee_wei: int = 1
+    mined: dict[str, int] = field(default_factory=dict)
+    is_mining: bool = True
 
     def find(self, key: bytes) -> Escrow:
         return self.escrows.setdefault(bytes(key), Escrow())
@@ -79,10 +91,62 @@ class SettlementChain:
         if method == "eth_call":
             result: object = "0x" + self.call(params[0]["to"], bytes.fromhex(params[0]["data"][2:])).hex()
         elif method == "eth_getBlockByNumber":
-            result = {"number": "0x64", "timestamp": "0x1", "baseFeePerGas": "0x1"}
+            base_fee = hex(self.fee_wei)
+            result = {"number": "0x64", "timestamp": hex(self.now_s), "baseFeePerGas": base_fee}
+        elif method == "eth_sendRawTransaction":
+            result = self._mine(bytes.fromhex(params[0][2:]))
+        elif method == "eth_getTransactionReceipt":
+            status = self.mined.get(params[0])
+            receipt = {"transactionHash": params[0], "blockNumber": "0x64", "status": hex(status or 0)}
+            result = None if status is None or not self.is_mining else receipt
         else:
-            result = {"eth_chainId": hex(self.asset.chain_id)}.get(method, "0x64")
+            numbers = {
+                "eth_chainId": self.asset.chain_id,
+                "eth_getBalance": 10**18,
+                "eth_estimateGas": 52_700,
+            }
+            result = hex(numbers.get(method, len(self.mined)))
         return httpx.Response(200, json={"jsonrpc": "2.0", "id": 1, "result": result})
+
+    def _mine(self, raw: bytes) -> str:
+        """Runs `initiateWithdraw` or `finalizeWithdraw` of the payer."""
+        tx_hash = "0x" + keccak256(raw).hex()
+        fields = TypedTransaction.from_bytes(HexBytes(raw)).as_dict()
+        payload = bytes(fields["data"])
+        config = _parse_config(payload[4 : 4 + 7 * 32])
+        sender = Address.parse(Account.recover_transaction(raw))
+        is_own = sender == config.payer and Address(bytes(fields["to"])) == SETTLEMENT_CONTRACT
+        escrow, done = self.find(channel_id(config, self.asset.chain_id)), False
+        if is_own and payload[:4] == _INITIATE and not escrow.since_s:
+            amount = int.from_bytes(payload[-32:], "big")
+            if 0 < amount <= escrow.balance - escrow.claimed:
+                escrow.withdrawal, escrow.since_s, done = amount, self.now_s, True
+        is_ready = escrow.since_s > 0 and self.now_s >= escrow.since_s + config.withdraw_delay
+        if is_own and payload[:4] == _FINALIZE and is_ready:
+            amount = min(escrow.withdrawal, escrow.balance - escrow.claimed)
+            escrow.balance, self.wallet_units = escrow.balance - amount, self.wallet_units + amount
+            escrow.withdrawal, escrow.since_s, done = 0, 0, True
+        self.mined[tx_hash] = int(done)
+        return tx_hash
+
+
+_TUPLE = "(address,address,address,address,address,uint40,bytes32)"
+_INITIATE = keccak256(f"initiateWithdraw({_TUPLE},uint128)".encode())[:4]
+_FINALIZE = keccak256(f"finalizeWithdraw({_TUPLE})".encode())[:4]
+
+
+def _parse_config(words: bytes) -> ChannelConfig:
+    parts = [words[start : start + 32] for start in range(0, len(words), 32)]
+    payer, payer_authorizer, receiver, authorizer, token = (Address(part[12:]) for part in parts[:5])
+    return ChannelConfig(
+        payer=payer,
+        payer_authorizer=payer_authorizer,
+        receiver=receiver,
+        receiver_authorizer=authorizer,
+        token=token,
+        withdraw_delay=int.from_bytes(parts[5], "big"),
+        salt=parts[6],
+    )
 
 
 @dataclass
@@ -120,6 +184,7 @@ class ChannelGateway:
     amounts: list[int] = field(default_factory=list)
     owed: list[int] = field(default_factory=list)
     proofs: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     corrections: int = 0
     served: int = 0
     unpaid: int = 0
@@ -140,6 +205,7 @@ class ChannelGateway:
     def handle(self, request: httpx.Request) -> httpx.Response:
         if request.url.host == "node.test":
             return self.chain.answer(request)
+        self.paths.append(request.url.path)
         proof = request.headers.get("payment-signature")
         if proof is None:
             self.unpaid += 1
@@ -243,7 +309,7 @@ class ChannelGateway:
         return httpx.Response(
             200,
             json={"message": "Refund acknowledged", "channelId": str(voucher.channel_id)},
-            headers={"payment-response": encode(settled), "tollway-payment-state": "none"},
+            headers={"payment-response": encode(settled)},
         )
 
     # ---- The responses.
@@ -359,3 +425,36 @@ class ChannelGateway:
 def encode(document: Json) -> str:
     """A header of x402."""
     return base64.b64encode(json.dumps(document).encode()).decode()
+
+
+class ChannelCaller:
+    """Clients of one wallet over one gateway, each of which pays by channel. `clock_s`: unix seconds."""
+
+    def __init__(self, gateway: ChannelGateway, store_path: Path) -> None:
+        self.gateway, self.store_path, self.clock_s = gateway, store_path, gateway.now_s
+        self.quotes: list[PaymentQuote] = []
+
+    def open(self, **options: Any) -> TollwayClient:
+        return TollwayClient("https://gateway.test", **{**self.options(), **options})
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "wallet": Wallet.from_key(WALLET_KEY),
+            "chains": [self.gateway.asset.chain_id],
+            "store_path": self.store_path,
+            "patience": Patience(poll_s=0.001, wait_s=0.02),
+            "transport": httpx.MockTransport(self.gateway.handle),
+            "now_ms": lambda: self.clock_s * 1000,
+            "before_signing": self.quotes.append,
+            "rail": "channel",
+        }
+
+    def call(self, path: str = "/", **options: Any) -> Any:
+        with self.open(**options) as client:
+            return client.call("api_1", path)
+
+    @property
+    def channel(self) -> OwnChannel:
+        with self.open() as client:
+            (found,) = client.channels()
+        return found

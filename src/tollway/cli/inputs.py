@@ -208,6 +208,14 @@ MaxFee = Annotated[
         help='The highest network fee of one payment: "0.0001 ETH". Default: ten times the payment.',
     ),
 ]
+MaxDeposit = Annotated[
+    str | None,
+    typer.Option(
+        "--max-deposit",
+        envvar="TOLLWAY_MAX_DEPOSIT",
+        help='The highest deposit into a payment channel: "0.5 USDC". Default: 1 dollar.',
+    ),
+]
 Budget = Annotated[
     str | None,
     typer.Option("--budget", envvar="TOLLWAY_BUDGET", help='The total that this wallet may spend: "5 USDC".'),
@@ -217,7 +225,7 @@ RailOption = Annotated[
     typer.Option(
         "--rail",
         envvar="TOLLWAY_RAIL",
-        help="How to pay without credit: tx, by a transaction; x402, by an authorisation, without gas.",
+        help="How to pay without credit: tx, by a transaction; x402, by an authorisation, without gas; channel, by a deposit for many calls.",
     ),
 ]
 Chains = Annotated[
@@ -262,6 +270,7 @@ class CallerSession:
     store: Path | None = None
     max_price: str | None = None
     max_fee: str | None = None
+    max_deposit: str | None = None
     budget: str | None = None
     session_budget: str | None = None
     wait_s: float = 180.0
@@ -287,6 +296,7 @@ class CallerSession:
             store_path=self.store,
             max_price=self.max_price,
             max_fee=self.max_fee,
+            max_deposit=self.max_deposit,
             budget=self.budget,
             session_budget=self.session_budget,
             patience=Patience(wait_s=self.wait_s),
@@ -323,9 +333,9 @@ class Caller:
     def is_for_people(self) -> bool:
         return is_for_people(as_json=self.as_json)
 
-    def open(self, *, is_signing: bool = True, store: Path | None = None) -> TollwayClient:
-        """See `CallerSession.open`."""
-        return replace(self.session, store=store).open(is_signing=is_signing)
+    def open(self, *, is_signing: bool = True, **more: Any) -> TollwayClient:
+        """See `CallerSession.open`. `more`: further options of the session, such as `store`."""
+        return replace(self.session, **more).open(is_signing=is_signing)
 
     def fetch(self, request: ControlRequest, *, is_signing: bool = True) -> GatewayDocument:
         """The response to one request."""

@@ -251,6 +251,7 @@ def print_payment(response: CallResponse) -> None:
     words += [f"price at most {payment.price_max}"] if payment.price_max else []
     words += [f"credit left {payment.credit_remaining}"] if payment.credit_remaining else []
     words += [f"rail {payment.rail}"] if payment.rail and payment.state != "none" else []
+    words += [f"channel {payment.channel}"] if payment.channel else []
     words += [f"network fee at most {payment.fee_max}"] if payment.fee_max else []
     if payment.transaction and payment.state == "charged":
         words.append(f"paid by {payment.transaction}")
@@ -266,6 +267,8 @@ def describe_response(response: CallResponse) -> dict[str, Any]:
     kind = response.headers.get("content-type", "")
     receipt = response.payment.receipt
     payment = {_camel(name): value for name, value in asdict(response.payment).items()}
+    if payment["channel"] is None:  # only the rail `channel` has one
+        del payment["channel"]
     described: dict[str, Any] = {
         "status": response.status_code,
         "headers": dict(response.headers),

@@ -65,6 +65,7 @@ from tollway.client.safe_text import format_value, plain_line
 from tollway.client.transfer import PaymentSource, fetch_balance, find_asset
 from tollway.ids import Address, ChainId
 from tollway.money import Asset, format_decimal
+from tollway.payments.channels import DEPOSIT_COLLECTOR
 
 KEY_FILES_MAX = 1_000
 DEFAULT_FOLDER = ".tollway"
@@ -328,7 +329,8 @@ def _print_own(
         rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
         _print_payment(payment, str(payment.tx_hash), f"{payment.state}", f"{rest} left")
     for signed in authorizations:
-        _print_payment(signed, signed.name(), f"x402 {signed.state}")
+        rail = "channel deposit" if signed.pay_to == DEPOSIT_COLLECTOR else "x402"
+        _print_payment(signed, signed.name(), f"{rail} {signed.state}")
     print_foot(f"{len(payments) + len(authorizations)} in all; --json has every field")
 
 
@@ -371,7 +373,7 @@ def describe_payment(payment: Transfer) -> dict[str, str | None]:
 def describe_authorization(signed: SignedAuthorization) -> dict[str, str | None]:
     """An authorisation of the wallet as JSON, without its proof."""
     return {
-        "rail": "x402",
+        "rail": "channel" if signed.pay_to == DEPOSIT_COLLECTOR else "x402",
         "authorization": signed.name(),
         "transaction": None if signed.tx_hash is None else str(signed.tx_hash),
         "network": signed.asset.network,

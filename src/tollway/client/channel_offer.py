@@ -63,7 +63,7 @@ class ChannelReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
+class ChannelCorrection:
     """A 402 that asks for another signature over money that is in the channel already. `report`, `voucher`: None where they are missing or cannot be read."""
 
     offer: ChannelOffer
@@ -107,7 +107,7 @@ def _read_offer(terms: X402Offer) -> ChannelOffer | None:
     )
 
 
-def read_correction(headers: Mapping[str, str]) -> Correction | None:
+def read_correction(headers: Mapping[str, str]) -> ChannelCorrection | None:
     """The corrective 402 in these headers; None for every other response. One with `PAYMENT-RESPONSE` reports a failed settlement."""
     required = decode_header(headers.get("payment-required", ""))
     error = None if required is None else required.get("error")
@@ -117,7 +117,7 @@ def read_correction(headers: Mapping[str, str]) -> Correction | None:
     if len(offers) != 1:
         return None
     extra = from_json(offers[0].terms.accepted)["extra"]
-    return Correction(
+    return ChannelCorrection(
         offer=offers[0],
         report=_read_report(extra.get("channelState")),
         voucher=_read_voucher(extra.get("voucherState")),

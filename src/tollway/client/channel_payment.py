@@ -37,7 +37,7 @@ from tollway.client.call_io import (
     PaymentQuote,
     SignedAuthorization,
 )
-from tollway.client.channel_offer import ChannelOffer, Correction, read_charge, read_correction
+from tollway.client.channel_offer import ChannelCorrection, ChannelOffer, read_charge, read_correction
 from tollway.client.errors import (
     BudgetExhausted,
     CallHeld,
@@ -269,13 +269,13 @@ class _Corrected:
     """A voucher that the gateway did not store. `is_doubtful`: the gateway may have stored it before."""
 
     channel: OwnChannel
-    correction: Correction
+    correction: ChannelCorrection
     response: GatewayResponse
     is_doubtful: bool
 
 
 @dataclass(slots=True, kw_only=True)
-class _Submission:
+class _VoucherSubmission:
     """The progress of one voucher. `is_doubtful`: a request with it was sent and got no response. `is_claimed`: the gateway may hold it for this call."""
 
     signed: OwnVoucher
@@ -292,12 +292,14 @@ async def _submit(
     io: CallIo, signed: OwnVoucher, rules: CallRules, *, is_resubmitted: bool = False
 ) -> CallResult | _Corrected:
     """Sends the call with its voucher until the outcome is known. Raises a `CallerFailure`; the voucher then stays pending, unless its outcome is known."""
-    submission = _Submission(signed=signed, is_repeatable=rules.is_repeatable, is_claimed=is_resubmitted)
+    submission = _VoucherSubmission(
+        signed=signed, is_repeatable=rules.is_repeatable, is_claimed=is_resubmitted
+    )
     response = await _send(io, submission, rules.patience)
     return await _decide(io, submission, response)
 
 
-async def _send(io: CallIo, submission: _Submission, patience: Patience) -> GatewayResponse:
+async def _send(io: CallIo, submission: _VoucherSubmission, patience: Patience) -> GatewayResponse:
     """Sends the same bytes until the response is a decision."""
     pending = submission.channel.pending
     assert pending is not None
@@ -334,7 +336,7 @@ async def _send(io: CallIo, submission: _Submission, patience: Patience) -> Gate
 
 
 async def _end_without_response(
-    io: CallIo, submission: _Submission, broken: NoResponse
+    io: CallIo, submission: _VoucherSubmission, broken: NoResponse
 ) -> GatewayUnreachable:
     """The failure of a request without a response. A voucher that was provably never sent is dropped, with the deposit that was signed with it."""
     if submission.is_doubtful or submission.is_claimed:
@@ -353,7 +355,9 @@ async def _end_without_response(
 # ---- Responses.
 
 
-async def _decide(io: CallIo, submission: _Submission, response: GatewayResponse) -> CallResult | _Corrected:
+async def _decide(
+    io: CallIo, submission: _VoucherSubmission, response: GatewayResponse
+) -> CallResult | _Corrected:
     """The outcome by a response. A successful receipt counts with every status."""
     charge = read_charge(response.headers)
     if charge is not None:
@@ -374,7 +378,7 @@ async def _decide(io: CallIo, submission: _Submission, response: GatewayResponse
     return CallResult(response=response, voucher=submission.signed)
 
 
-async def _end_charged(io: CallIo, submission: _Submission, response: GatewayResponse) -> CallResult:
+async def _end_charged(io: CallIo, submission: _VoucherSubmission, response: GatewayResponse) -> CallResult:
     charge, channel = read_charge(response.headers), submission.channel
     assert charge is not None
     settled, held = apply_charge(channel, charge), channel.deposit
@@ -389,11 +393,11 @@ async def _end_charged(io: CallIo, submission: _Submission, response: GatewayRes
     return CallResult(response=response, voucher=submission.signed)
 
 
-async def _decide_402(io: CallIo, submission: _Submission, response: GatewayResponse) -> _Corrected:
+async def _decide_402(io: CallIo, submission: _VoucherSubmission, response: GatewayResponse) -> _Corrected:
     """A corrective 402 means that the gateway did not store the voucher. Every other 402 refuses the payment: the voucher buys nothing, and a deposit in flight can only
     raise the balance of the channel."""
     channel, correction = submission.channel, read_correction(response.headers)
-    if correction is not None and _is_same_channel(correction, channel):
+    if correction is not None and is_same_channel(correction.offer, channel):
         return _Corrected(
             channel=channel,
             correction=correction,
@@ -413,10 +417,10 @@ async def _decide_402(io: CallIo, submission: _Submission, response: GatewayResp
     )
 
 
-def _is_same_channel(correction: Correction, channel: OwnChannel) -> bool:
-    terms = correction.offer.terms
-    named: ChannelConfig = correction.offer.build_config(channel.config.payer, channel.config.salt)
-    return (terms.chain_id, named) == (channel.asset.chain_id, channel.config)
+def is_same_channel(offer: ChannelOffer, channel: OwnChannel) -> bool:
+    """Whether an offer is of this channel."""
+    named: ChannelConfig = offer.build_config(channel.config.payer, channel.config.salt)
+    return (offer.terms.chain_id, named) == (channel.asset.chain_id, channel.config)
 
 
 async def _heal(io: CallIo, corrected: _Corrected, source: PaymentSource) -> OwnChannel:
@@ -453,7 +457,9 @@ def _refuse_correction(corrected: _Corrected, why: str) -> PaymentRefused:
     )
 
 
-def _build_held(submission: _Submission, response: GatewayResponse, *, retryable: bool = True) -> CallHeld:
+def _build_held(
+    submission: _VoucherSubmission, response: GatewayResponse, *, retryable: bool = True
+) -> CallHeld:
     problem = response.problem or {}
     call_id = problem.get("callId") or response.headers.get("tollway-call-id")
     call_url = problem.get("call")
@@ -466,7 +472,7 @@ def _build_held(submission: _Submission, response: GatewayResponse, *, retryable
     )
 
 
-def _advise_repeat(submission: _Submission) -> str:
+def _advise_repeat(submission: _VoucherSubmission) -> str:
     channel: ChannelId = submission.channel.id
     return (
         f"A voucher of at most {submission.signed.describe()} of the channel {channel} was sent. Repeat the same request: it sends the same voucher, and nothing is paid "

@@ -35,9 +35,18 @@ from tollway.client.call_io import (
     SignedAuthorization,
     Transfer,
 )
+from tollway.client.channel_exit import (
+    ChannelRefund,
+    WithdrawalPlan,
+    WithdrawnChannel,
+    plan_withdrawal,
+    refund_channel,
+    send_withdrawal,
+)
 from tollway.client.control import CallStatus, ControlMethods, ControlPlane, Role
 from tollway.client.deadline import open_transport, within
 from tollway.client.driver import DEADLINE_S, TIMEOUT, ClientOptions, Driver, read_clock
+from tollway.client.errors import CannotPay
 from tollway.client.exchange import (
     RESPONSE_BYTES_MAX,
     AsyncHttp,
@@ -413,6 +422,21 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         unresolved = await self._http.run(self._driver.find_unresolved)
         await resume_transfers(Exchange(self._driver, self._http), unresolved)
 
+    @contextlib.asynccontextmanager
+    async def _locked_channel(self, channel_id: str) -> AsyncIterator[tuple[Exchange, OwnChannel]]:
+        """A channel that no call uses meanwhile. Raises ValueError for an unknown one."""
+        driver, find = self._driver, functools.partial(self._driver.find_channel, channel_id)
+        found = await self._http.run(find)
+        plan = driver.plan_refund(found)
+        exchange = Exchange(driver, self._http, plan)
+        try:
+            if not await self._http.run(functools.partial(driver.lock_channel, found.id, plan)):
+                raise CannotPay("A call of this wallet uses the channel. Repeat the command later.")
+            yield exchange, await self._http.run(find)
+        finally:
+            driver.end_call(plan)
+            await exchange.close()
+
     async def _send_control(self, request: ControlRequest) -> ControlResponse:
         return await Exchange(self._driver, self._http).send_control(request)
 
@@ -493,6 +517,29 @@ class AsyncTollwayClient(
         """Broadcasts payments that an earlier process stored and perhaps never sent. The first call does it, and the next one after a failed call. Waits for
         no confirmation and signs nothing."""
         await self._resume()
+
+    async def refund_channel(self, channel: str) -> ChannelRefund:
+        """Asks the gateway for all that is left in a payment channel. `channel`: its id, or the beginning of it. Raises ValueError for an unknown one."""
+        async with self._locked_channel(channel) as (exchange, own):
+            if own.gateway != self._driver.gateway:
+                raise ValueError(f"the channel is one of the gateway {own.gateway}; name that one (--gateway)")
+            with within(self._driver.deadline_s):
+                has_node = own.asset.chain_id in self._driver.rpc_urls
+                return await perform(
+                    refund_channel(exchange, own, exchange.plan.rules.patience, has_node=has_node)
+                )
+
+    async def plan_withdrawal(self, channel: str) -> WithdrawalPlan:
+        """Plans the next transaction that withdraws what is left of a payment channel, without the gateway: signs and sends nothing. Needs a node of its chain. Raises
+        `PaymentPending` while the delay of the channel runs, ValueError for an unknown channel."""
+        async with self._locked_channel(channel) as (exchange, own):
+            return await perform(plan_withdrawal(exchange, own, self._driver.max_fee))
+
+    async def send_withdrawal(self, plan: WithdrawalPlan) -> WithdrawnChannel:
+        """Sends the transaction of a plan, which costs gas, and waits until it is mined."""
+        async with self._locked_channel(str(plan.channel.id)) as (exchange, _):
+            patience = exchange.plan.rules.patience
+            return await perform(send_withdrawal(exchange, plan, patience))
 
     async def call(
         self,
@@ -583,6 +630,9 @@ class TollwayClient(PayingClient[httpx.BaseTransport, AbstractContextManager[Cal
     `GatewayRefused` for a refusal. A method whose request must be signed raises `CannotPay` without a wallet."""
 
     call = _blocking(AsyncTollwayClient.call)
+    refund_channel = _blocking(AsyncTollwayClient.refund_channel)
+    plan_withdrawal = _blocking(AsyncTollwayClient.plan_withdrawal)
+    send_withdrawal = _blocking(AsyncTollwayClient.send_withdrawal)
     resume = _blocking(AsyncTollwayClient.resume)
     search = _blocking(AsyncTollwayClient.search)
     show = _blocking(AsyncTollwayClient.show)

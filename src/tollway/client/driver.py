@@ -35,7 +35,15 @@ from tollway.client.flow import free_flow, pay_flow
 from tollway.client.own_channel import OwnChannel
 from tollway.client.provider import is_loopback
 from tollway.client.quote import DEFAULT_MAX_PRICE, Cap, to_atto
-from tollway.client.requests import API_PREFIX, CallOptions, CallPlan, CapText, check_rail, plan_call
+from tollway.client.requests import (
+    API_PREFIX,
+    CallOptions,
+    CallPlan,
+    CapText,
+    check_rail,
+    plan_call,
+    plan_refund,
+)
 from tollway.client.response_rules import CallResult
 from tollway.client.store import PaymentStore
 from tollway.client.transfer import CallRules, Patience, PaymentSource, RailChoice
@@ -124,6 +132,8 @@ DEADLINE_S = 900.0
 TIMEOUT = httpx.Timeout(10.0, read=330.0)  # a provider may take 300 s until its head
 NODE_TIMEOUT = httpx.Timeout(10.0)
 MAINNET = ChainId(1)
+CHANNEL_TEXT_MIN = 6
+"""The beginning of a channel's id that names it: `0x` and four digits."""
 
 
 def read_clock() -> int:
@@ -233,6 +243,20 @@ class Driver:
         """Checks a call before anything is sent; `AsyncTollwayClient.call` documents the options. Raises ValueError for a call that cannot be sent,
         TypeError for a value of a wrong type."""
         return plan_call(self.root, api_id, path, options, defaults=self._rules, timeout=self._timeout)
+
+    def plan_refund(self, channel: OwnChannel) -> CallPlan:
+        return plan_refund(self.root, channel, defaults=self._rules, timeout=self._timeout)
+
+    def find_channel(self, text: str) -> OwnChannel:
+        """The channel of the wallet with that id, or with an id that begins so. Raises ValueError."""
+        wallet = self.wallet
+        known = () if wallet is None else self.store.list_channels(wallet.address)
+        found = [channel for channel in known if str(channel.id).startswith(text.lower())]
+        if len(found) != 1 or len(text) < CHANNEL_TEXT_MIN:
+            raise ValueError(
+                "this wallet has no such channel in its store; tollway wallet channels lists them"
+            )
+        return found[0]
 
     def begin_call(self, io: CallIo, plan: CallPlan) -> Coroutine[Any, Any, CallResult]:
         """The flow of this call."""

@@ -49,6 +49,7 @@ from tollway.client.responses import (
     describe_failure,
     describe_node_failure,
     is_from_gateway,
+    parse_response,
     read_node_response,
     read_response,
 )
@@ -258,6 +259,19 @@ class Exchange:
     async def send_call(
         self, headers: HeaderPairs = (), *, method: str | None = None
     ) -> GatewayResponse | NoResponse:
+        return await self._send(headers, method, lambda head, content: read_response(headers, head, content))
+
+    async def send_refund(self, proof: str | None) -> GatewayResponse | NoResponse:
+        """See `ChannelIo`. The plan is that of the refund URL, whose responses name no payment state."""
+        headers: HeaderPairs = () if proof is None else (("PAYMENT-SIGNATURE", proof),)
+        return await self._send(headers, None, parse_response)
+
+    async def _send(
+        self,
+        headers: HeaderPairs,
+        method: str | None,
+        read: Callable[[httpx.Response, bytes | None], GatewayResponse | NoResponse],
+    ) -> GatewayResponse | NoResponse:
         await self.close()
         try:
             with within(CALL_DEADLINE_S):
@@ -269,7 +283,7 @@ class Exchange:
                     self.content = decode_problem(response, content)
         except (httpx.TransportError, ResponseTooLong) as exc:
             return describe_failure(exc)
-        return read_response(headers, response, self.content)
+        return read(response, self.content)
 
     async def query_node(self, chain_id: ChainId, method: str, *params: object) -> NodeOutcome:
         request = self._driver.build_node_request(chain_id, method, params)
@@ -483,6 +497,10 @@ class Exchange:
             now_s=driver.now_ms() // 1000,
             salt=driver.entropy(32),
         )
+
+    @local
+    def sign_refund(self, offer: ChannelOffer, channel: OwnChannel) -> str:
+        return self.wallet.sign_refund(offer, channel)
 
     @local
     def store_voucher(self, voucher: OwnVoucher) -> StoreOutcome:

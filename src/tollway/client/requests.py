@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, TypedDict, TypeVar
@@ -29,6 +29,7 @@ from httpx._types import (
 import tollway
 from tollway.client.call_io import ControlRequest, HeaderPairs
 from tollway.client.errors import GatewayRefused, GatewayResponseInvalid, HeaderInvalid
+from tollway.client.own_channel import OwnChannel
 from tollway.client.quote import Cap
 from tollway.client.responses import read_json
 from tollway.client.transfer import RAILS, CallRules, RailChoice
@@ -417,6 +418,23 @@ def plan_call(
             rail=check_rail(options.get("rail") or defaults.rail),
         ),
         timeout=timeout if isinstance(own_timeout, UseClientDefault) else httpx.Timeout(own_timeout),
+    )
+
+
+def plan_refund(root: str, channel: OwnChannel, *, defaults: CallRules, timeout: httpx.Timeout) -> CallPlan:
+    """The plan of requests to the refund URL of a channel, at which nothing is sold."""
+    config = channel.config
+    parts = (channel.asset.network, config.token, config.receiver, config.receiver_authorizer)
+    path = f"{API_PREFIX}/channels/" + "/".join(str(part) for part in parts)
+    return CallPlan(
+        api_id="",
+        method="GET",
+        url=httpx.URL(f"{root}{path}"),
+        target=path.encode(),
+        headers=tuple(_read_headers({}).multi_items()),
+        body=b"",
+        rules=replace(defaults, is_repeatable=True),
+        timeout=timeout,
     )
 
 

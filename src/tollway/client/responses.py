@@ -134,7 +134,7 @@ def read_response(
 
     The gateway names the payment state in every response to a call. A response without one, of any status, is of a proxy before the
     gateway: where the request carried a payment, the gateway may have sent it on and charged it, so its outcome is unknown."""
-    answered = _parse_response(response, content)
+    answered = parse_response(response, content)
     carries_payment = any(name.lower() in PROOF_HEADERS for name, _ in sent)
     if carries_payment and answered.payment_state not in PAYMENT_STATES:
         detail = (
@@ -145,7 +145,8 @@ def read_response(
     return answered
 
 
-def _parse_response(response: httpx.Response, content: bytes | None) -> GatewayResponse:
+def parse_response(response: httpx.Response, content: bytes | None) -> GatewayResponse:
+    """The head of a response of the gateway. `content`: the body of its own problem."""
     problem: object = None
     if content is not None:
         try:

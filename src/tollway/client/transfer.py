@@ -165,7 +165,7 @@ def explain_shortfall(asset: Asset, due: int, balance: int, payer: Address) -> s
 async def fetch_balance(io: NodeIo, asset: Asset, holder: Address) -> int:
     """The balance of `holder`, in base units."""
     if asset.token is None:
-        return await _query_number(io, asset.chain_id, "eth_getBalance", str(holder), "latest")
+        return await query_number(io, asset.chain_id, "eth_getBalance", str(holder), "latest")
     result = await eth_call(io, asset.chain_id, asset.token, _BALANCE_OF + bytes(12) + holder)
     return int.from_bytes(result, "big") if len(result) == 32 else 0
 
@@ -190,24 +190,15 @@ async def make_transfer(
     if not 0 < amount <= UINT256_MAX:
         raise CannotPay("The amount is out of range.")
     chain_id = asset.chain_id
-    served = await _query_number(io, chain_id, "eth_chainId")
-    if served != chain_id:
-        raise CannotPay(
-            f"The node that is configured for {describe_network(chain_id)} serves {describe_network(ChainId(served))}. "
-            "Correct its URL in rpc_urls (--rpc, TOLLWAY_RPC)."
-        )
+    await check_node(io, chain_id)
     to, value, calldata = _build_transaction(asset, offer.pay_to, amount)
-    gas = await _estimate_gas(io, chain_id, source.payer, to, value, calldata)
-    fee = await _fetch_fee(io, chain_id, gas)
+    gas = await estimate_gas(io, chain_id, source.payer, to, value, calldata)
+    fee = await fetch_fee(io, chain_id, gas)
     quote = _build_quote(asset, offer, amount, fee, max_fee)
-    native = _native_asset(chain_id)
-    funds = await fetch_balance(io, native, source.payer)
-    if funds < value + fee.max_wei:
-        reason = explain_shortfall(native, value + fee.max_wei, funds, source.payer)
-        raise CannotPay(f"This wallet cannot pay for gas: {reason}.")
+    await check_gas_funds(io, native_asset(chain_id), value + fee.max_wei, source.payer)
     await approve_in_budget(io, quote)
     for _ in range(NONCE_TRIES_MAX):
-        pending = await _query_number(io, chain_id, "eth_getTransactionCount", str(source.payer), "pending")
+        pending = await query_number(io, chain_id, "eth_getTransactionCount", str(source.payer), "pending")
         stored = await io.find_next_nonce(chain_id, pending)
         if stored > pending:  # the node lacks earlier transactions, without which it never mines the next one
             await _broadcast_unsent(io, chain_id)
@@ -241,6 +232,24 @@ async def make_transfer(
         if kept is not None:
             return kept
     raise CannotPay("Other processes of this wallet keep taking its nonces. Try again.")
+
+
+async def check_node(io: NodeIo, chain_id: ChainId) -> None:
+    """Raises `CannotPay` where the node that is configured for a chain serves another one."""
+    served = await query_number(io, chain_id, "eth_chainId")
+    if served != chain_id:
+        raise CannotPay(
+            f"The node that is configured for {describe_network(chain_id)} serves {describe_network(ChainId(served))}. "
+            "Correct its URL in rpc_urls (--rpc, TOLLWAY_RPC)."
+        )
+
+
+async def check_gas_funds(io: NodeIo, native: Asset, due_wei: int, payer: Address) -> None:
+    """Raises `CannotPay` where the wallet does not hold what a transaction can cost."""
+    funds = await fetch_balance(io, native, payer)
+    if funds < due_wei:
+        reason = explain_shortfall(native, due_wei, funds, payer)
+        raise CannotPay(f"This wallet cannot pay for gas: {reason}.")
 
 
 def _build_quote(
@@ -284,22 +293,22 @@ def _build_transaction(asset: Asset, pay_to: Address, amount: int) -> tuple[Addr
     return asset.token, 0, _TRANSFER + bytes(12) + pay_to + amount.to_bytes(32, "big")
 
 
-def _native_asset(chain_id: ChainId) -> Asset:
+def native_asset(chain_id: ChainId) -> Asset:
     return Asset(chain_id=chain_id, token=None, symbol=native_symbol(chain_id), decimals=18)
 
 
-async def _estimate_gas(
+async def estimate_gas(
     io: NodeIo, chain_id: ChainId, payer: Address, to: Address, value: int, calldata: bytes
 ) -> int:
     call_object = {"from": str(payer), "to": str(to), "value": hex(value), "data": "0x" + calldata.hex()}
-    estimate = await _query_number(io, chain_id, "eth_estimateGas", call_object)
+    estimate = await query_number(io, chain_id, "eth_estimateGas", call_object)
     gas = estimate + estimate // 4  # a balance slot may become non-zero meanwhile, which costs more
     if gas > GAS_MAX:
         raise FeeAboveMax(f"The transfer would use {gas} gas; the limit of a payment is {GAS_MAX}.")
     return gas
 
 
-async def _fetch_fee(io: NodeIo, chain_id: ChainId, gas: int) -> NetworkFee:
+async def fetch_fee(io: NodeIo, chain_id: ChainId, gas: int) -> NetworkFee:
     """Tip and maximum fee per gas (EIP-1559). Twice the base fee is enough for six full blocks in a row."""
     block = await _query(io, chain_id, "eth_getBlockByNumber", "latest", False)
     base = block.get("baseFeePerGas") if isinstance(block, Mapping) else None
@@ -446,7 +455,7 @@ async def _query(io: NodeIo, chain_id: ChainId, method: str, *params: object) ->
             assert_never(outcome)
 
 
-async def _query_number(io: NodeIo, chain_id: ChainId, method: str, *params: object) -> int:
+async def query_number(io: NodeIo, chain_id: ChainId, method: str, *params: object) -> int:
     return _parse_number(await _query(io, chain_id, method, *params))
 
 
