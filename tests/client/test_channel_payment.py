@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -415,6 +416,32 @@ def test_the_voucher_of_the_call_is_no_proof_that_it_was_charged(caller, gateway
     with pytest.raises(PaymentRefused, match="refuses the voucher of this call and reports it as charged"):
         caller.call("/second")
     assert gateway.ceilings == [300, 600]
+
+
+def test_a_correction_of_another_channel_is_a_refusal(caller, gateway):
+    caller.call("/first")
+    gateway.faults = [lie(gateway, payTo="0x" + "33" * 20)]
+    with pytest.raises(PaymentRefused, match="does not accept the voucher"):
+        caller.call("/second")
+    assert gateway.ceilings == [300, 600]
+
+
+def test_a_request_that_waited_for_its_own_earlier_run_sends_what_it_left(caller, gateway, store):
+    """The earlier run still has the channel when this one looks for what it left."""
+    caller.call("/first")
+    gateway.faults = ["unknown"]
+    with pytest.raises(CallHeld):
+        caller.call("/second")
+    locks, respond = [store.lock_channel(caller.channel.id)], gateway.handle
+
+    def unlock(request: httpx.Request) -> httpx.Response:
+        if locks:
+            os.close(locks.pop())
+        return respond(request)
+
+    gateway.handle, gateway.price = unlock, 200
+    assert caller.call("/second").status_code == 200
+    assert gateway.ceilings == [300, 600, 600, 500]
 
 
 def test_a_second_correction_ends_the_call(caller, gateway):
