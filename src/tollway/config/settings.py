@@ -89,6 +89,7 @@ CLIENT_NAMES = frozenset(
         "STORE",
         "ALLOW_HTTP",
         "BUDGET",
+        "MAX_DEPOSIT",
         "MAX_FEE",
         "MAX_PRICE",
         "RAIL",
