@@ -35,7 +35,6 @@ QUIET = {
         "OWNER_LEASE_S": "3600",
         "OWNER_RENEW_S": "900",
         "GAS_REFRESH_S": "900",
-        "RPC_DEADLINE_S": "20",
         "LEADER_POLL_S": "900",
         "LEADER_LEASE_S": "1800",
         "FREE_CALLS_PER_MINUTE": "100000",

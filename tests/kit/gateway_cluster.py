@@ -192,6 +192,9 @@ class GatewayCluster:
                 "TOLLWAY_LISTEN": f"127.0.0.1:{port}",
                 "TOLLWAY_ADMIN_LISTEN": "off",
                 "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+                # Longer than a busy machine takes.
+                "TOLLWAY_LIMIT_RPC_DEADLINE_S": "20",
+                "TOLLWAY_LIMIT_ERC1271_DEADLINE_S": "20",
                 "TOLLWAY_LIMIT_LOOKUPS_PER_MINUTE": "100000",
                 "TOLLWAY_LIMIT_FAILED_CALLS_PER_WINDOW": "100000",
                 "TOLLWAY_LIMIT_EDITS_PER_HOUR": "100000",

@@ -19,7 +19,6 @@ from tollway.sandbox.chain import START_USDC_UNITS, FundedAccount
 QUICK = {
     "TEST_LIMIT_RECOVERY_INTERVAL_S": "0.2",
     "TEST_LIMIT_SWEEP_INTERVAL_S": "0.1",
-    "TOLLWAY_LIMIT_RPC_DEADLINE_S": "20",
     DATABASE_DEADLINE: "60",
 }
 LEASE_S = 600

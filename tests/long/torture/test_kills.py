@@ -27,7 +27,6 @@ ANSWERS_BETWEEN = 25
 """At most this many answers are waited for between two kills; none at all is a kill while another one starts."""
 PROGRESS_DEADLINE_S = 120.0
 SETTINGS = {
-    "TOLLWAY_LIMIT_RPC_DEADLINE_S": "20",
     "TOLLWAY_LIMIT_IN_FLIGHT_PER_ADDRESS_MAX": "100000",
     "TOLLWAY_LOG_LEVEL": "warning",
 }

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1_20
 SETTINGS = {
     "TOLLWAY_LIMIT_IN_FLIGHT_PER_ADDRESS_MAX": "100000",
     "TOLLWAY_LIMIT_IN_FLIGHT_PER_ORIGIN_MAX": "100000",
-    "TOLLWAY_LIMIT_RPC_DEADLINE_S": "20",
     "TOLLWAY_LOG_LEVEL": "warning",
 }
 METERING = {

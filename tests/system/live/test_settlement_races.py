@@ -82,7 +82,6 @@ async def harness(request: pytest.FixtureRequest, cluster: Any) -> Any:
             **QUICK,
             **LONG_LIVED,
             "TOLLWAY_GAS_KEYS_SANDBOX": ",".join(key.private_key for key in gas),
-            "TOLLWAY_LIMIT_RPC_DEADLINE_S": "15",  # long, because fifty callers and their node may share one core
         },
     }
     async with contextlib.AsyncExitStack() as stack:
