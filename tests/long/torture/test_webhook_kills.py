@@ -12,7 +12,7 @@ from tests.kit.gateway_process import poll
 from tests.kit.scripted_upstream import ALWAYS, run_scripted_upstream
 from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream
 from tests.long.torture.kill_load import KillLoad
-from tests.long.torture.test_kills import LAST_LOOK_S, QUICK, SETTINGS, blow, child
+from tests.long.torture.test_kills import LAST_LOOK_S, QUICK, SETTINGS, blow, child, make_skewed
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1_200)]
 
@@ -76,7 +76,7 @@ async def test_every_charged_call_has_one_event_with_one_body_however_often_gate
 ) -> None:
     count = torture.pick(short=kills[0], long=kills[1])
     url = (
-        await cluster.make_postgres()
+        await make_skewed(cluster)
         if kind == "postgresql"
         else f"sqlite:///{cluster.folder}/webhook-kills.sqlite3"
     )
@@ -90,7 +90,15 @@ async def test_every_charged_call_has_one_event_with_one_body_however_often_gate
         receiver = Receiver(hooks)
         load = await KillLoad.start(cluster, processes, upstream, url=url, dice=child(torture.random))
         await register(cluster, processes[0], load.provider, hooks.url)
-        await blow(load, processes, lambda: 0.0, kills=count, callers=1, dice=torture.random)
+        await blow(
+            load,
+            processes,
+            lambda: 0.0,
+            kills=count,
+            callers=1,
+            dice=torture.random,
+            passes_lease=kind == "postgresql",
+        )
         for process in processes:
             await process.wait_ready()
         await load.finish()
