@@ -30,7 +30,7 @@ REQUIRING_X = {
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway(failed_calls_wait_s=0.05, response_reading_s=20) as small:
+    async with open_gateway(response_reading_s=20) as small:
         await small.publish()
         yield small
 

@@ -3,7 +3,7 @@ The log of the upstream is checked too."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.ports import find_free_port
-from tests.kit.upstream import Arrived, hang_up, held, plain, raw, say_nothing, stalled
+from tests.kit.upstream import Answerer, Arrived, hang_up, held, plain, raw, say_nothing, stalled
 from tests.kit.waits import until
 from tollway.errors import ChainUnavailable, TollwayError
 from tollway.gateway.circuit_breaker import HealthCheck
@@ -26,9 +26,7 @@ CUT = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway(
-        upload_bytes_max=300_000, write_stall_s=0.3, body_rate_grace_s=0.2, chunk_idle_s=0.3
-    ) as small:
+    async with open_gateway(upload_bytes_max=300_000) as small:
         yield small
 
 
@@ -424,15 +422,17 @@ async def test_a_streamed_body_over_the_limit_is_cut_and_released(gateway: InPro
     assert await states(gateway) == [CallState.RELEASED]
 
 
-async def test_a_body_that_comes_too_slowly_is_cut_and_released(gateway: InProcessGateway) -> None:
-    await gateway.publish()
-    gateway.upstream.is_body_read_first = False
-    gateway.upstream.answer = say_nothing
-    exchange = gateway.open("POST", "", await gateway.plain_payment(), [b"x"], is_chunked=True, is_open=True)
-    answer = await gateway.run(exchange)
-    assert (answer.status, answer.problem["reason"]) == (400, "body_too_slow")
-    assert answer.headers["connection"] == "close"
-    assert await states(gateway) == [CallState.RELEASED]
+async def test_a_body_that_comes_too_slowly_is_cut_and_released() -> None:
+    async with open_gateway(body_rate_grace_s=0.2) as gateway:
+        await gateway.publish()
+        gateway.upstream.is_body_read_first = False
+        gateway.upstream.answer = say_nothing
+        proof = await gateway.plain_payment()
+        exchange = gateway.open("POST", "", proof, [b"x"], is_chunked=True, is_open=True)
+        answer = await gateway.run(exchange)
+        assert (answer.status, answer.problem["reason"]) == (400, "body_too_slow")
+        assert answer.headers["connection"] == "close"
+        assert await states(gateway) == [CallState.RELEASED]
 
 
 async def test_a_call_is_released_when_its_caller_leaves_before_the_request_is_complete(
@@ -521,21 +521,26 @@ CUT_ANSWERS = {
 
 
 @pytest.mark.parametrize("head", CUT_ANSWERS.values(), ids=CUT_ANSWERS)
-@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "silent"])
+@pytest.mark.parametrize(
+    ("answer_with", "idle_s"),
+    [(lambda head: raw(head, close=True), 30.0), (stalled, 0.3)],
+    ids=["closed", "silent"],
+)
 async def test_an_answer_cut_by_the_upstream_breaks_visibly(
-    gateway: InProcessGateway, head: bytes, is_closed: bool
+    head: bytes, answer_with: Callable[[bytes], Answerer], idle_s: float
 ) -> None:
-    await gateway.publish()
-    gateway.upstream.answer = raw(head, close=True) if is_closed else stalled(head)
-    payment = await gateway.pay()
-    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
-    assert answer.status == 200
-    assert not answer.is_ended
-    assert answer.body in (b"", b"hello")
-    assert await states(gateway) == [CallState.CONSUMED]
-    (call,) = await gateway.history()
-    assert (call.delivery, call.response_bytes) == (Delivery.PARTIAL, len(answer.body))
-    assert await gateway.remaining_units(payment) == 0
+    async with open_gateway(chunk_idle_s=idle_s) as gateway:
+        await gateway.publish()
+        gateway.upstream.answer = answer_with(head)
+        payment = await gateway.pay()
+        answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+        assert answer.status == 200
+        assert not answer.is_ended
+        assert answer.body in (b"", b"hello")
+        assert await states(gateway) == [CallState.CONSUMED]
+        (call,) = await gateway.history()
+        assert (call.delivery, call.response_bytes) == (Delivery.PARTIAL, len(answer.body))
+        assert await gateway.remaining_units(payment) == 0
 
 
 @pytest.mark.parametrize("units", [10_000, 50_000])

@@ -20,9 +20,7 @@ TARGET = "/quote?x=1"
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway(
-        settle_wait_s=0.05, response_bytes_max=2_000, response_collect_s=0.05, buffer_bytes=100
-    ) as small:
+    async with open_gateway(settle_wait_s=0.05, response_bytes_max=2_000, buffer_bytes=100) as small:
         await small.publish()
         yield small
 
@@ -127,7 +125,7 @@ async def test_a_store_that_is_away_does_not_break_the_answer(
     assert answer.is_ended
 
 
-async def test_an_answer_that_trickles_is_not_waited_for(gateway: InProcessGateway, payer: Payer) -> None:
+async def test_an_answer_that_trickles_is_not_waited_for() -> None:
     """Its call is decided as if none could be stored."""
 
     async def trickle(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -137,13 +135,16 @@ async def test_an_answer_that_trickles_is_not_waited_for(gateway: InProcessGatew
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    gateway.upstream.answer = trickle
-    gateway.stop_mining()
-    shown = payer.show(await payer.quote("POST"))
-    assert (await gateway.ask("POST", TARGET, shown)).status == 503
-    await gateway.recover_chain()
-    (call,) = await payer.history()
-    assert call.state is CallState.RELEASED
+    async with open_gateway(settle_wait_s=0.05, response_collect_s=0.05) as gateway:
+        await gateway.publish()
+        payer = Payer.funded(gateway, 100_000)
+        gateway.upstream.answer = trickle
+        gateway.stop_mining()
+        shown = payer.show(await payer.quote("POST"))
+        assert (await gateway.ask("POST", TARGET, shown)).status == 503
+        await gateway.recover_chain()
+        (call,) = await payer.history()
+        assert call.state is CallState.RELEASED
 
 
 async def test_an_answer_that_breaks_off_is_not_stored(gateway: InProcessGateway, payer: Payer) -> None:

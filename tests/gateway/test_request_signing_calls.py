@@ -46,7 +46,7 @@ class Provider:
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway(settle_wait_s=1.0) as small:
+    async with open_gateway() as small:
         yield small
 
 

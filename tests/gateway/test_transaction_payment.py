@@ -24,7 +24,7 @@ Pairs = Sequence[tuple[str, str]]
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway(failed_calls_wait_s=0.05) as small:
+    async with open_gateway() as small:
         await small.publish()
         yield small
 
