@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kit.upstream import RawServer, reset_connection
-from tests.kit.waits import bounded, until
+from tests.kit.waits import DEADLINE_S, bounded, until
 from tollway.errors import (
     Code,
     EndpointNotAllowed,
@@ -861,32 +861,45 @@ async def test_the_head_has_a_deadline_even_when_bytes_trickle_in(handler: Handl
         await until(lambda: upstream.ended == 1)
 
 
-async def test_the_head_deadline_does_not_count_the_claim() -> None:
+@pytest.fixture
+async def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the clock of the event loop: what is due by then is over."""
+    loop, skew_s = asyncio.get_running_loop(), 0.0
+    read_clock = loop.time
+
+    def pass_time(seconds: float) -> None:
+        nonlocal skew_s
+        skew_s += seconds
+
+    monkeypatch.setattr(loop, "time", lambda: read_clock() + skew_s)
+    return pass_time
+
+
+async def test_the_head_deadline_does_not_count_the_claim(pass_time: Callable[[float], None]) -> None:
     async with running(answer(OK)) as upstream, dialing() as http_client:
 
         async def claim() -> None:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await asyncio.Event().wait()
+            pass_time(DEADLINE_S + 1)
+            await asyncio.sleep(0.001)
 
-        assert await call(http_client, get(upstream), before_send=claim, deadline_s=0.05) == (200, b"ok")
-
-
-async def pause(seconds: float | None) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await asyncio.Event().wait()
+        assert await call(http_client, get(upstream), before_send=claim, deadline_s=DEADLINE_S) == (
+            200,
+            b"ok",
+        )
 
 
-async def test_the_head_deadline_counts_from_the_last_piece_of_the_body() -> None:
+async def test_the_head_deadline_counts_from_the_last_piece_of_the_body(
+    pass_time: Callable[[float], None],
+) -> None:
     async def slow() -> AsyncIterator[bytes]:
         for _ in range(3):
-            await pause(0.15)
+            pass_time(DEADLINE_S / 2)
+            await asyncio.sleep(0.001)
             yield b"x"
 
     async with running(echo) as upstream, dialing() as http_client:
         request = get(upstream, "POST", body=slow(), content_length=3)
-        assert await call(http_client, request, deadline_s=0.3) == (200, b"xxx")
+        assert await call(http_client, request, deadline_s=DEADLINE_S) == (200, b"xxx")
 
 
 @pytest.mark.parametrize(
@@ -899,7 +912,7 @@ async def test_a_body_that_stalls_is_handed_over_only_with_its_last_byte(
     async def stalling() -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
-        await pause(None)
+        await asyncio.Event().wait()
 
     async with running(silent) as upstream, dialing() as http_client:
         attempt = Attempt(http_client, get(upstream, "POST", body=stalling(), content_length=length))
