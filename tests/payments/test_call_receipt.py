@@ -13,15 +13,15 @@ from eth_account.messages import encode_typed_data
 from tests.kit.receipts import CALL_RECEIPT, KEYS, SIGNER, X402_RECEIPT, signed_receipt
 from tollway.identity.did_document import PublishedSigners
 from tollway.identity.signatures import ReceiptSigner
-from tollway.ids import Address, keccak256
+from tollway.ids import Address
 from tollway.payments.call_receipt import (
     CALL_FIELDS,
     DOMAIN,
     X402_FIELDS,
     MismatchCode,
     call_receipt_digest,
-    encode_type,
     find_gateway,
+    hash_type,
     sign_call_receipt,
     verify_call_receipt,
     x402_receipt_digest,
@@ -56,8 +56,8 @@ console.log(JSON.stringify({
 
 
 def test_the_types_and_the_digests_are_those_of_the_format() -> None:
-    assert keccak256(encode_type("CallReceipt", CALL_FIELDS).encode()).hex() == CALL_TYPE_HASH
-    assert keccak256(encode_type("Receipt", X402_FIELDS).encode()).hex() == X402_TYPE_HASH
+    assert hash_type("CallReceipt", CALL_FIELDS).hex() == CALL_TYPE_HASH
+    assert hash_type("Receipt", X402_FIELDS).hex() == X402_TYPE_HASH
     assert call_receipt_digest(CALL_RECEIPT).hex() == CALL_DIGEST
     assert x402_receipt_digest(CALL_RECEIPT).hex() == X402_DIGEST
     assert len(CALL_FIELDS) == 23

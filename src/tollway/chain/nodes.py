@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -370,7 +371,7 @@ class NodePool:
     @property
     def in_order(self) -> list[RpcNode]:
         """The nodes in the operator's order; nodes that failed recently come last."""
-        return sorted(self._nodes, key=lambda node: node.is_deferred)
+        return sorted(self._nodes, key=attrgetter("is_deferred"))
 
     @property
     def statuses(self) -> tuple[NodeStatus, ...]:
@@ -406,6 +407,8 @@ class NodePool:
             report = await self.attempt(node, read, failures=failures, deadline_s=deadline_s)
             if report is None:
                 continue
+            if count == 1:
+                return [report]
             reports.append((node, report))
             equal = [other for _, other in reports if compared(other) == compared(report)]
             if len(equal) >= count:

@@ -10,6 +10,7 @@ between honest nodes; the lowest value counts. Source: Ethereum execution APIs.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from pydantic_core import from_json
@@ -529,7 +530,7 @@ def _find_agreement(reports: list[ChainFacts], needed: int) -> ChainFacts | None
     equal = [facts for facts in reports if _list_agreed(facts) == agreed]
     if len(equal) < needed:
         return None
-    slowest = min(equal, key=lambda facts: facts.head_number)
+    slowest = min(equal, key=attrgetter("head_number"))
     finalized_number = min(facts.finalized_number for facts in equal)
     if slowest.finalized_number == finalized_number:
         return slowest

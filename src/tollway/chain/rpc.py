@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
@@ -411,7 +412,7 @@ class RpcReader:
         agreeing = await self._pool(chain_id).read_agreeing(
             read, compared=compared, quorum=quorum, deadline_s=self._limits.rpc_deadline_s
         )
-        slowest = min(agreeing, key=lambda facts: facts.head_number)
+        slowest = min(agreeing, key=attrgetter("head_number"))
         gas_estimates = [facts.gas_estimate for facts in agreeing if facts.gas_estimate is not None]
         gas_estimate = max(gas_estimates, default=None)
         return (

@@ -8,7 +8,7 @@ A changed list of fields, or a changed meaning of one, is a new version of the d
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Final, Literal
@@ -68,24 +68,30 @@ _UINT256_END = 1 << 256
 
 def call_receipt_digest(receipt: Values) -> bytes:
     """The digest of the 23 fields: EIP-712 `CallReceipt`, domain Tollway, version 1, without a chain, since calls are paid on several."""
-    return _typed_digest(_call_domain(), PRIMARY_TYPE, CALL_FIELDS, receipt)
+    return _typed_digest(_call_domain(), _CALL_TYPE, CALL_FIELDS, receipt)
 
 
 def x402_receipt_digest(receipt: Values) -> bytes:
     """The digest of the six fields: EIP-712 `Receipt`, domain `x402 receipt`, version 1, which names chain 1 on every network."""
-    return _typed_digest(_x402_domain("x402 receipt"), "Receipt", X402_FIELDS, receipt)
+    return _typed_digest(_x402_domain("x402 receipt"), _X402_TYPE, X402_FIELDS, receipt)
 
 
-def x402_digest(domain: str, name: str, fields: Mapping[str, str], values: Values) -> bytes:
-    return _typed_digest(_x402_domain(domain), name, fields, values)
+def x402_digest(domain: str, type_hash: bytes, fields: Iterable[str], values: Values) -> bytes:
+    """`type_hash`: of `hash_type`."""
+    return _typed_digest(_x402_domain(domain), type_hash, fields, values)
 
 
-def encode_type(name: str, fields: Mapping[str, str]) -> str:
-    return f"{name}({','.join([f'{kind} {field}' for field, kind in fields.items()])})"
+def hash_type(name: str, fields: Mapping[str, str]) -> bytes:
+    encoded = f"{name}({','.join([f'{kind} {field}' for field, kind in fields.items()])})"
+    return keccak256(encoded.encode())
 
 
-def _typed_digest(domain: bytes, name: str, fields: Mapping[str, str], values: Values) -> bytes:
-    words = [_hash_text(encode_type(name, fields)), *[_encode(values[field]) for field in fields]]
+_CALL_TYPE = hash_type(PRIMARY_TYPE, CALL_FIELDS)
+_X402_TYPE = hash_type("Receipt", X402_FIELDS)
+
+
+def _typed_digest(domain: bytes, type_hash: bytes, fields: Iterable[str], values: Values) -> bytes:
+    words = [type_hash, *[_encode(values[field]) for field in fields]]
     return keccak256(b"\x19\x01" + domain + keccak256(b"".join(words)))
 
 

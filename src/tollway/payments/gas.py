@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -626,7 +627,7 @@ class GasBudget:
             for sequence in self._find_funded(chain_id, floor_wei=floor_wei)
             if not sequence.progress.is_stuck and sequence.key.address not in without
         ]
-        return min(able, key=lambda sequence: sequence.in_flight, default=None)
+        return min(able, key=attrgetter("in_flight"), default=None)
 
     def _find_funded(self, chain_id: ChainId, *, floor_wei: int) -> list[NonceSequence]:
         """The sequences of keys that have gas and that no node has refused since the last refresh."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tollway.ids import Address, ChainId, TxHash, format_network
-from tollway.payments.call_receipt import VERSION, Sign, sign_x402_receipt, x402_digest
+from tollway.payments.call_receipt import VERSION, Sign, hash_type, sign_x402_receipt, x402_digest
 from tollway.payments.payment_required import TemplateSlot
 from tollway.payments.pricing import PaymentRequirement
 
@@ -25,6 +25,7 @@ _OFFER_FIELDS = {
     "amount": "string",
     "validUntil": "uint256",
 }
+_OFFER_TYPE = hash_type("Offer", _OFFER_FIELDS)
 
 
 def sign_offers(
@@ -75,17 +76,19 @@ def describe_receipt(
         "transaction": str(transaction),
     }
     signed = sign_x402_receipt(receipt, sign=sign)
-    return {"info": {"receipt": signed}, "schema": _schema("receipt", {"type": "object"})}
+    return {"info": {"receipt": signed}, "schema": _RECEIPT_SCHEMA}
 
 
 def offer_digest(offer: dict[str, str | int]) -> bytes:
     """EIP-712 `Offer` under the domain `x402 offer`."""
-    return x402_digest("x402 offer", "Offer", _OFFER_FIELDS, offer)
+    return x402_digest("x402 offer", _OFFER_TYPE, _OFFER_FIELDS, offer)
 
 
 def _schema(name: str, kind: dict[str, str]) -> dict[str, Any]:
     return {"type": "object", "properties": {name: kind}, "required": [name]}
 
+
+_RECEIPT_SCHEMA = _schema("receipt", {"type": "object"})
 
 OFFERS = TemplateSlot("offers")
 OFFERS_EXTENSION: Mapping[str, Any] = MappingProxyType(

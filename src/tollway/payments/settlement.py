@@ -300,6 +300,8 @@ class Settlement:
             trace.set("tollway.network", order.asset.network)
             trace.set("tollway.settle.attempts", 0)
             trace.set("tollway.settle.fee_bumps", 0)
+        if not is_wrapped(order.authorization.signature):  # it deploys no wallet
+            return await self._settle_in_turn(order, _NO_TURN, trace)
         with self._entering(order) as turn:
             return await self._settle_in_turn(order, turn, trace)
 
@@ -326,14 +328,18 @@ class Settlement:
             return await self._leave_settling(order)
         sequence.in_flight += 1
         try:
-            with self._taking_turn(turn, simulated):
+            is_deploying = simulated.deployment is not None
+            with self._taking_turn(turn) if is_deploying else contextlib.nullcontext():
                 # Sign and store: durable in the ledger, before the broadcast.
                 gas = limit_gas(facts.gas_estimate, gas_max=simulated.gas_max)
                 attempt = await self._sign_and_store(order, sequence, gas, simulated)
                 if not isinstance(attempt, SettlementAttempt):
                     return attempt
                 await self._broadcast(attempt, self._chains.send_transaction)
-                receipt = await self._wait_traced(order, attempt, trace)
+                if trace is None:
+                    receipt = await self._wait_for_receipt(order, attempt)
+                else:
+                    receipt = await self._wait_traced(order, attempt, trace)
             if receipt is None:
                 return Undecided(tx_hash=attempt.tx_hash)
             return await self._record_end(order, attempt, receipt, from_block=facts.head_number)
@@ -342,10 +348,7 @@ class Settlement:
 
     @contextlib.contextmanager
     def _entering(self, order: SettlementOrder) -> Iterator[_WalletTurn]:
-        """The turn of this call's wallet, which lasts until its last running settlement ends. Only a wrapped signature can deploy a wallet."""
-        if not is_wrapped(order.authorization.signature):
-            yield _NO_TURN
-            return
+        """The turn of this call's wallet, which lasts until its last running settlement ends."""
         wallet = (order.asset.chain_id, order.authorization.payer)
         turn = self._wallet_turns.setdefault(wallet, _WalletTurn())
         turn.calls += 1
@@ -393,11 +396,8 @@ class Settlement:
         return again if again.deployment is None else as_reverted(again)
 
     @contextlib.contextmanager
-    def _taking_turn(self, turn: _WalletTurn, simulated: SimulatedTransfer) -> Iterator[None]:
+    def _taking_turn(self, turn: _WalletTurn) -> Iterator[None]:
         """Meanwhile the other calls of that wallet wait (`_simulate_in_turn`). Nothing is awaited between their simulation and this."""
-        if simulated.deployment is None:
-            yield
-            return
         turn.deploying = is_ended = asyncio.Event()
         try:
             yield
@@ -452,11 +452,9 @@ class Settlement:
             self._gas_budget.mark_failing(attempt.chain_id, attempt.sender)
 
     async def _wait_traced(
-        self, order: SettlementOrder, attempt: SettlementAttempt, trace: CallTrace | None
+        self, order: SettlementOrder, attempt: SettlementAttempt, trace: CallTrace
     ) -> ChainFacts | None:
         """Waits for the receipt. The trace of a sampled call counts the replacements by this gateway meanwhile."""
-        if trace is None:
-            return await self._wait_for_receipt(order, attempt)
         trace.set("tollway.settle.attempts", 1)
         self._replacer.traced[attempt.call_id] = trace
         start_ns, receipt = trace.now_ns(), None
