@@ -85,11 +85,12 @@ async def test_a_request_starts_in_the_callback_that_creates_its_task() -> None:
 
     async with connected(app) as connection:
         assert await ask(connection) == (200, b"ok")
-    assert [file == server.__file__ for file in files] == [CAN_START_EAGERLY]
+    assert [file == _futures.__file__ for file in files] == [CAN_START_EAGERLY]
 
 
 def test_granian_does_not_start_requests_eagerly_itself() -> None:
-    """If this fails, granian has changed: remove `start_requests_eagerly` where granian starts them so, else compare the two functions."""
+    """If this fails, granian has changed: remove `start_requests_eagerly` where granian starts them so, else check that
+    it still creates the task by the loop that it is given."""
     text = Path(_futures.__file__).read_text()
     assert GRANIANS_OWN in text
     assert "eager" not in text

@@ -14,8 +14,10 @@ import resource
 import socket
 import stat
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from granian import _futures as granian_scheduler
@@ -43,6 +45,9 @@ def raise_open_file_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+_schedule_requests: Callable[..., Callable[[Any], None]] = granian_scheduler._cbsched_aioschedule
+
+
 def start_requests_eagerly() -> None:
     """Makes granian run the first step of a request in the callback that creates its task. No effect on Python 3.11; a second call has none.
 
@@ -57,18 +62,12 @@ def start_requests_eagerly() -> None:
 
 
 def _schedule_eagerly(
-    loop: asyncio.AbstractEventLoop, context: Context, start: Callable[[Any], Coroutine[Any, Any, None]]
+    loop: asyncio.AbstractEventLoop, context: Context, start: Callable[[Any], Any]
 ) -> Callable[[Any], None]:
-    """The function of granian that returns what its threads call for each request; in it, only the task is another one."""
-
-    def run(request: Coroutine[Any, Any, None], watcher: Any) -> None:
-        task = asyncio.Task(request, loop=loop, eager_start=True)  # type: ignore[call-arg]  # Python 3.12
-        watcher.taskref(task)  # the loop has only a weak reference
-
-    def schedule(watcher: Any) -> None:
-        loop.call_soon_threadsafe(run, start(watcher), watcher, context=context)
-
-    return schedule
+    """The function of granian, over a loop whose tasks start eagerly."""
+    create_task = partial(asyncio.Task, loop=loop, eager_start=True)  # type: ignore[call-arg]  # Python 3.12
+    over = SimpleNamespace(call_soon_threadsafe=loop.call_soon_threadsafe, create_task=create_task)
+    return _schedule_requests(over, context, start)
 
 
 HEAD_BUFFER_BYTES = 64 * 1024
