@@ -609,7 +609,8 @@ class LedgerBatch:
         began = [claim.created_ms + self._ahead_ms for claim in claims]
         late = [began_ms for began_ms in began if not is_hour_unmarked(began_ms, now_ms=self._now_ms)]
         hours = {floor_to(HOUR_MS, began_ms) for began_ms in late}
-        write_marks(self._connection, dict.fromkeys(hours, self._now_ms))
+        if hours:
+            write_marks(self._connection, dict.fromkeys(hours, self._now_ms))
 
     def _find_terms(self, granted: Sequence[Decision]) -> list[TermsReference]:
         """Writes the terms that this gateway does not know."""
@@ -626,6 +627,8 @@ class LedgerBatch:
     def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
         """The outcomes by call. The held units of an `Exhausted` get those that calls without an outcome hold of its payment."""
         short = {one.claim.payment_id for one in decisions if isinstance(one.outcome, Exhausted)}
+        if not short:
+            return {one.claim.call_id: one.outcome for one in decisions}
         held = find_returnable_units(self._connection, {key for key in short if key is not None})
         outcomes: dict[CallId, Outcome] = {}
         for one in decisions:

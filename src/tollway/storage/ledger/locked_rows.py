@@ -445,10 +445,8 @@ class LockedRows:
 
 
 def write_marks(connection: Connection, hours: Mapping[int, int]) -> None:
-    """Marks hours whose calls have moved, so that the stored sums of closed hours are computed again. `hours`: the start of each, and the moment of the move. Call it after the
+    """Marks hours whose calls have moved, so that the stored sums of closed hours are computed again. `hours`: the start of each, and the moment of the move; not empty. Call it after the
     rows of the calls are written, in the same transaction."""
-    if not hours:
-        return
     _ADD_MARKS.run(
         connection, [{"hour_ms": hour_ms, "marked_ms": marked_ms} for hour_ms, marked_ms in hours.items()]
     )
