@@ -31,6 +31,7 @@ from tollway.ids import ListingId
 from tollway.ledger.ledger import Finish
 from tollway.ledger.records import CallState, Delivery, Payment
 from tollway.limits import DEFAULT_LIMITS, KIB, MIB
+from tollway.money import Price
 from tollway.registry.quality import COSTS_FROM, cost_bucket, number_operation
 
 MAXIMUM = 10_000
@@ -183,6 +184,19 @@ async def test_the_terms_decide_what_an_absent_usage_costs(gateway: MeteredGatew
     assert await taken_units(gateway, payment) == BASE
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_a_maximum_above_that_of_the_caller_is_named_as_one(
+    gateway: MeteredGateway, is_held: bool
+) -> None:
+    payment = await gateway.pay(CREDIT)
+    if is_held:
+        gateway.upstream.answer = hang_up
+        await call(gateway, payment, KEY)
+    refused = await call(gateway, payment, KEY, ("Tollway-Max-Price", "0.005"))
+    assert (refused.status, refused.problem["code"]) == (412, "price_above_max")
+    assert refused.problem["detail"].startswith("The call costs up to 0.01 USDC, more than the 0.005 of")
+
+
 async def test_of_several_formulas_the_least_price_is_taken(gateway: MeteredGateway) -> None:
     payment = await gateway.pay(CREDIT)
     listing = await gateway.publish("api_bytes", metering=make_metering(TOTAL_TOKENS))
@@ -193,6 +207,22 @@ async def test_of_several_formulas_the_least_price_is_taken(gateway: MeteredGate
     exchange = await call(gateway, payment, listing="api_bytes")
     assert await taken_units(gateway, payment) == 2_000 + len(body)
     assert exchange.status == 200
+
+
+async def test_edits_in_a_row_raise_no_call_above_the_least_maximum(gateway: MeteredGateway) -> None:
+    """The oldest of five formulas, which gives 90 units, is out. Its maximum still counts, and so does that of a fixed price."""
+    payment = await gateway.pay(CREDIT)
+    cheapest = make_metering(TOTAL_TOKENS, base="0", unit_price="0.000001")
+    listing = await gateway.publish("api_edited", price=Price.parse("0.005"), metering=cheapest)
+    for base in ("0.001", "0.002", "0.003", "0.004"):
+        gateway.now_ms += 1_000
+        listing = await gateway.revise(
+            listing, price=Price.parse("0.01"), metering=make_metering(TOTAL_TOKENS, base=base)
+        )
+    gateway.upstream.answer = plain(used(90), headers=(JSON,))
+    exchange = await call(gateway, payment, listing="api_edited")
+    assert (exchange.status, exchange.headers["tollway-price"]) == (200, "0.005 USDC")
+    assert (await taken_units(gateway, payment), gateway.usage_kinds) == (5_000, ["clamped"])
 
 
 async def test_what_a_short_answer_used_is_written_with_its_close(gateway: MeteredGateway) -> None:
@@ -366,6 +396,31 @@ async def test_a_body_that_its_upstream_cuts_takes_the_base(
     assert (exchange.headers["tollway-payment-state"], exchange.is_ended) == ("held", False)
     assert (await taken_units(gateway, payment), gateway.usage_kinds) == (BASE, ["base"])
     assert (await finish_of(gateway)).is_cut
+
+
+OLD = b"HTTP/1.0 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "units", "kind"),
+    [
+        (raw(OLD + JSON.encode() + b"\r\n\r\n" + used(7), close=True), BASE + 7 * UNIT, "measured"),
+        (raw(OLD + JSON.encode() + b"\r\n\r\n{}", close=True), MAXIMUM, "absent"),
+        (raw(OLD + JSON.encode() + b"\r\n\r\n" + used(7)[:-1], close=True), BASE, "base"),
+        (raw(OLD + SSE + b"\r\n" + event(7), close=True), BASE + 7 * UNIT, "measured"),
+        (raw(OLD + SSE + b"\r\n" + event(7) + event(8)[:-1], close=True), BASE, "base"),
+        (stream(used(7)[:-1], head=JSON.encode() + b"\r\n"), MAXIMUM, "absent"),
+    ],
+)
+async def test_a_body_that_ends_with_its_connection_takes_the_base_where_it_is_not_whole(
+    gateway: MeteredGateway, answer: Answerer, units: int, kind: str
+) -> None:
+    """Its end cannot be told from a cut, so the body itself says whether it is whole. The last row has chunks: it is whole, and no JSON."""
+    payment = await gateway.pay(CREDIT)
+    gateway.upstream.answer = answer
+    exchange = await call(gateway, payment)
+    assert (exchange.headers["tollway-payment-state"], exchange.is_ended) == ("held", True)
+    assert (await taken_units(gateway, payment), gateway.usage_kinds) == (units, [kind])
 
 
 async def test_the_repeat_of_a_cut_answer_keeps_the_price_of_the_first(gateway: MeteredGateway) -> None:

@@ -47,6 +47,8 @@ def at(pointer: str) -> QuantitySource:
     return QuantitySource(json=pointer, sse=pointer)
 
 
+CUT = (-1,)
+"""In place of the quantities of a body that was cut: it takes the base."""
 HEADER = QuantitySource(header="X-Usage-Units")
 BYTES = QuantitySource(is_bytes=True)
 TOTAL = formula(at("/usage/total_tokens"))
@@ -61,19 +63,71 @@ def measure(
     status: int = 200,
     limits: Limits = DEFAULT_LIMITS,
     is_whole: bool = True,
+    lasts_until_close: bool = False,
 ) -> Quantities | None:
-    reader = UsageReader([metering], method=method, status=status, headers=headers, limits=limits)
+    reader = UsageReader(
+        [metering],
+        method=method,
+        status=status,
+        headers=headers,
+        limits=limits,
+        lasts_until_close=lasts_until_close,
+    )
     for chunk in chunks:
         reader.add(chunk)
     if is_whole:
         reader.end()
-    (quantities,) = reader.measure().by_formula
+    (quantities,) = reader.measure().by_formula or (CUT,)
     return quantities
 
 
 def event(content: Any, *, name: str | None = None, end: str = "\n") -> bytes:
     head = "" if name is None else f"event: {name}{end}"
     return f"{head}data: {content if isinstance(content, str) else json.dumps(content)}{end}{end}".encode()
+
+
+# ---------------------------------------------------------------------- bodies that last until the connection ends
+
+TOTAL_7 = json.dumps({"usage": {"total_tokens": 7}}).encode()
+EVENT_7 = b"data: " + TOTAL_7 + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "quantities"),
+    [
+        (JSON, TOTAL_7, (7,)),
+        (JSON, TOTAL_7 + b"\r\n", (7,)),
+        (JSON, b"{}", None),
+        (JSON, b"[]", None),
+        (JSON, TOTAL_7[:-1], CUT),
+        (JSON, TOTAL_7[:9], CUT),
+        (JSON, b"", CUT),
+        (JSON, b"12", CUT),  # of 120, perhaps
+        (JSON, b"<html>", CUT),
+        (JSON, b'{"a": "' + b"x" * 600 + b'"', None),  # too large to be read
+        (SSE, EVENT_7, (7,)),
+        (SSE, EVENT_7.replace(b"\n", b"\r\n"), (7,)),
+        (SSE, EVENT_7.replace(b"\n", b"\r"), (7,)),
+        (SSE, EVENT_7 + b": ping\nevent: done\n", (7,)),
+        (SSE, b"data: [DONE]\n\n", None),
+        (SSE, EVENT_7[:-1], CUT),
+        (SSE, EVENT_7[:-2], CUT),
+        (SSE, EVENT_7 + EVENT_7[:20], CUT),
+        (SSE, EVENT_7 + b"id", CUT),
+        (SSE, EVENT_7 + b"data: " + b"x" * 300 + b"\n", CUT),
+        (SSE, b"", CUT),
+        ((b"Content-Type", b"text/plain"), b"cut", None),
+    ],
+)
+def test_a_body_that_ends_with_its_connection_proves_that_it_is_whole(
+    form: tuple[bytes, bytes], body: bytes, quantities: Quantities | None
+) -> None:
+    """Such an end is complete (RFC 9112 §6.3), and cannot be told from a cut (§8): a JSON text ends by its last bracket, a stream after an event. With a length or with chunks the same body is whole."""
+    at_close = {"headers": (form,), "limits": LIMITS, "lasts_until_close": True}
+    assert measure(TOTAL, body, **at_close) == quantities
+    assert measure(TOTAL, *(body[at : at + 1] for at in range(len(body))), **at_close) == quantities
+    assert measure(TOTAL, body, headers=(form,), limits=LIMITS) != CUT
+    assert measure(formula(BYTES), body, **at_close) == (len(body),)
 
 
 # ---------------------------------------------------------------------- responses of known services

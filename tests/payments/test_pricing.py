@@ -25,6 +25,7 @@ from tollway.payments.pricing import (
     list_requirements,
 )
 from tollway.registry.listing import ChargeOn, Terms
+from tollway.registry.metering import FORMULAS_MAX
 
 BASE, OTHER, TEST = ChainId(8453), ChainId(10), ChainId(84532)
 NOW_S = 1_800_000_000
@@ -368,6 +369,22 @@ FEE_RULES = {
     B: rules_of(B, USDC_B),
     T: rules_of(T, USDC_T),
 }
+
+
+def test_a_metered_call_has_the_newest_formulas_and_the_least_maximum_of_all() -> None:
+    formulas = [sample_metering(base=f"0.000{number}") for number in range(1, 7)]
+    maxima = ("0.05", "0.04", "0.04", "0.03", "0.02", "0.03")
+    versions = operation_prices(
+        *((price, 60 * number + 60, 60 * number or None) for number, price in enumerate(maxima))
+    )
+    metered = [replace(one, formulas=(formula,)) for one, formula in zip(versions, formulas, strict=True)]
+    found = find_lowest_price(
+        metered, USDC, now_ms=NOW_S * 1000, limits=DEFAULT_LIMITS, first_call_block_s=None
+    )
+    assert found is not None
+    assert (found.price.text, found.formulas) == ("0.02", tuple(formulas[:FORMULAS_MAX]))
+    fixed = [*metered[:4], versions[4]]
+    assert due(fixed) == "0.02", "a fixed price is a maximum too"
 
 
 def operation_price(price: str = "0.01", *, until_s_ago: int | None = None, **given: Any) -> OperationPrice:

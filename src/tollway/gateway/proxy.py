@@ -307,6 +307,7 @@ class Proxy:
             status=exchange.status,
             headers=exchange.headers,
             limits=self._limits,
+            lasts_until_close=exchange.lasts_until_close,
         )
         return Meter(
             payment,

@@ -131,6 +131,7 @@ class TrialCalls:
             status=response.status,
             headers=connection.exchange.headers,
             limits=self._limits,
+            lasts_until_close=connection.exchange.lasts_until_close,
         )
         return _measure(result, formulas, usage)
 

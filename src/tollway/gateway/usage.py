@@ -8,6 +8,9 @@ at a pointer. A response without a body (HEAD, 204, 304) reports 0 everywhere.
 
 Of the events of a stream the last one that has the pointer counts, for each pointer alone, and nothing is added up. An event that is too large to be
 read makes every pointer absent, until a later event has it.
+
+A body without a length and without chunks ends with its connection. That is complete (RFC 9112 §6.3), and cannot be told from a cut (§8): such a body is
+whole where its JSON is, or where its last event has ended. Else it was cut, and takes the base.
 """
 
 import json
@@ -21,7 +24,7 @@ from pydantic_core import from_json
 
 from tollway.gateway.headers import RawHeaders
 from tollway.limits import Limits
-from tollway.registry.metering import QUANTITY_DIGITS_MAX, Measured, Metering, QuantitySource
+from tollway.registry.metering import BASE, QUANTITY_DIGITS_MAX, Measured, Metering, QuantitySource
 
 _BODILESS = frozenset({204, 304})
 _JSON_TYPE = re.compile(r"(?:application|text)/json|[^/;,\s]+/[^/;,\s]+\+json")
@@ -61,17 +64,28 @@ class UsageReader:
         "_found",
         "_headers",
         "_is_bodiless",
+        "_is_cut",
+        "_lasts_until_close",
         "_names",
         "_pointers",
     )
 
     def __init__(
-        self, formulas: Sequence[Metering], *, method: str, status: int, headers: RawHeaders, limits: Limits
+        self,
+        formulas: Sequence[Metering],
+        *,
+        method: str,
+        status: int,
+        headers: RawHeaders,
+        limits: Limits,
+        lasts_until_close: bool = False,
     ) -> None:
-        """`headers`: as the upstream sent them."""
+        """`headers`: as the upstream sent them. `lasts_until_close`: the body ends with its connection."""
         self._formulas = formulas
         self._headers = headers
         self._is_bodiless = method == "HEAD" or status in _BODILESS
+        self._lasts_until_close = lasts_until_close
+        self._is_cut = False
         self._body_bytes = 0
         self._found: dict[str, int | None] = {}  # pointer -> its quantity; None where it is there and is none
         self._form = form = None if self._is_bodiless else _find_form(headers)
@@ -109,8 +123,11 @@ class UsageReader:
     def end(self) -> None:
         """The whole body was added. An event that is not complete does not count."""
         copy, self._copy = self._copy, None
+        if self._events is not None:
+            self._is_cut = self._lasts_until_close and not self._events.is_between_events
         if copy is not None:
             document = _parse(copy)
+            self._is_cut = self._lasts_until_close and not isinstance(document, dict | list)
             for pointer in self._pointers:
                 self._found[pointer] = _read_quantity(_find_value(document, pointer))
 
@@ -124,7 +141,9 @@ class UsageReader:
                 self._found[pointer] = _read_quantity(value)
 
     def measure(self) -> Measured:
-        """What was reported so far. Before `end` a JSON body reports nothing; the last usage of a stream, and the bytes so far, count."""
+        """What was reported so far. Before `end` a JSON body reports nothing; the last usage of a stream, and the bytes so far, count. `BASE` for a body that was cut."""
+        if self._is_cut:
+            return BASE
         measured = []
         for formula in self._formulas:
             quantities = [self._measure(part.source) for part in formula.parts]
@@ -273,6 +292,7 @@ class EventReader:
         "_bytes_max",
         "_data",
         "_data_bytes",
+        "_has_ended_event",
         "_is_after_cr",
         "_is_first_line",
         "_is_too_large",
@@ -288,7 +308,14 @@ class EventReader:
         self._data_bytes = 0
         self._is_too_large = False
         self._is_after_cr = False
+        self._has_ended_event = False
         self._is_first_line = True
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether an event has ended, and no other has data."""
+        is_begun = self._line or self._line_is_dropped or self._data or self._is_too_large
+        return self._has_ended_event and not is_begun
 
     @property
     def held_bytes(self) -> int:
@@ -336,6 +363,7 @@ class EventReader:
         if not line:
             if self._data and not self._is_too_large:
                 events.append(b"\n".join(self._data))
+            self._has_ended_event = True
             self._data, self._data_bytes, self._is_too_large = [], 0, False
             return
         name, _, value = line.partition(b":")

@@ -211,6 +211,7 @@ class UpstreamExchange:
         "is_body_sent",
         "is_read",
         "is_sent",
+        "lasts_until_close",
         "length",
         "status",
     )
@@ -219,6 +220,7 @@ class UpstreamExchange:
         self.status = 0
         self.headers: tuple[tuple[bytes, bytes], ...] = ()
         self.length: int | None = None  # of the body, where the head states it; 0 where there is none
+        self.lasts_until_close = False  # a body without a length and without chunks
         self.is_sent = self.is_body_sent = self.is_body_handed_over = False
         self.is_read = False
         self._is_head_read = False
@@ -284,6 +286,7 @@ class UpstreamExchange:
             raise
         self._is_head_read = True
         self.status, self.headers, self.length = head.status, head.headers, head.length
+        self.lasts_until_close = head.length is None and not head.is_chunked
 
     async def _deliver(
         self, request: UpstreamRequest, connection: Connection, fields: bytes, head_deadline_s: float
