@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.contracts.test_webhook_outbox import GONE, OK, SMALL, begin, emit
+from tests.contracts.test_webhook_outbox import GONE, OK, SMALL
 from tests.kit.databases import open_database
 from tests.kit.ledger_records import NOW_MS, PROVIDER, new_payment
 from tests.kit.waits import wait_blocked
@@ -42,11 +42,11 @@ class CountingDatabase:
 
 
 async def end_gone(webhooks: WebhookHarness, endpoint: Any, attempt: Any) -> None:
-    await webhooks.outbox.end_attempt(attempt, GONE, next_ms=None, now_ms=webhooks.now_ms)
+    await webhooks.end(attempt, GONE)
 
 
 async def end_well(webhooks: WebhookHarness, endpoint: Any, attempt: Any) -> None:
-    await webhooks.outbox.end_attempt(attempt, OK, next_ms=None, now_ms=webhooks.now_ms)
+    await webhooks.end(attempt, OK)
 
 
 async def remove(webhooks: WebhookHarness, endpoint: Any, attempt: Any) -> None:
@@ -68,8 +68,8 @@ async def test_two_transactions_of_an_endpoint_end_without_a_deadlock(
         counting: Any = CountingDatabase(database)
         webhooks = WebhookHarness(counting, limits=SMALL)
         endpoint = await webhooks.activate()
-        await emit(webhooks)
-        attempt = await begin(webhooks, endpoint)
+        await webhooks.emit()
+        attempt = await webhooks.begin(endpoint)
         blocker = await asyncpg.connect(postgres_url)
         start = asyncio.get_running_loop().create_task
         try:

@@ -15,7 +15,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.payments import PaymentLedgerStore
 from tollway.storage.webhooks import webhook_outbox, webhook_pruning
-from tollway.storage.webhooks.webhook_events import ACTIVATION_MS, write_events, write_events_once
+from tollway.storage.webhooks.webhook_events import ACTIVATION_MS, write_events_once
 from tollway.storage.webhooks.webhook_outbox import put_message
 from tollway.web.http.query import format_time
 from tollway.webhooks.endpoints import (
@@ -44,42 +44,14 @@ async def webhooks(database: Database) -> WebhookHarness:
     return WebhookHarness(database, limits=SMALL)
 
 
-async def emit(webhooks: WebhookHarness, number: int = 1, *, wallet: Address = PROVIDER) -> list[str]:
-    """Writes so many events of a wallet, as a transaction of the ledger does, and copies them to the endpoints."""
-    events = [
-        event
-        for index in range(number)
-        for event in webhooks.events.make_events(
-            CREDITED, (wallet,), subject="1", state="final", at_ms=webhooks.now_ms, units=index
-        )
-    ]
-    await webhooks.database.write(lambda connection: write_events(connection, events))
-    while await webhooks.outbox.spread_events():
-        pass
-    return [event.id for event in events]
-
-
-async def begin(webhooks: WebhookHarness, endpoint: WebhookEndpoint) -> Any:
-    return await webhooks.outbox.begin_attempt(endpoint.id, now_ms=webhooks.now_ms)
-
-
-async def send(
-    webhooks: WebhookHarness, endpoint: WebhookEndpoint, response: Response, *, next_ms: int | None = None
-) -> Any:
-    attempt = await begin(webhooks, endpoint)
-    assert attempt is not None
-    await webhooks.outbox.end_attempt(attempt, response, next_ms=next_ms, now_ms=webhooks.now_ms)
-    return attempt
-
-
 def members(body: str) -> list[str]:
     return [one["id"] for one in json.loads(body)["data"]["events"]]
 
 
 async def test_an_event_alone_has_a_message_of_its_own_id(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    (event_id,) = await emit(webhooks)
-    attempt = await begin(webhooks, endpoint)
+    (event_id,) = await webhooks.emit()
+    attempt = await webhooks.begin(endpoint)
     assert (attempt.message_id, attempt.attempts) == (event_id, 1)
     body = json.loads(attempt.body)
     assert (body["type"], body["data"]["endpointId"]) == (CREDITED, endpoint.id)
@@ -87,16 +59,16 @@ async def test_an_event_alone_has_a_message_of_its_own_id(webhooks: WebhookHarne
 
 async def test_waiting_events_share_a_message_that_never_changes(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    ids = await emit(webhooks, 4)
-    first = await begin(webhooks, endpoint)
+    ids = await webhooks.emit(4)
+    first = await webhooks.begin(endpoint)
     assert members(first.body) == ids
     assert first.message_id not in ids
-    await emit(webhooks, 3)
+    await webhooks.emit(3)
     # The gateway was killed after its attempt: the next one is begun again when its time is over.
     webhooks.now_ms += webhook_outbox.ATTEMPT_MS
-    second = await begin(webhooks, endpoint)
+    second = await webhooks.begin(endpoint)
     assert (second.message_id, second.body, second.attempts) == (first.message_id, first.body, 2)
-    third = await begin(webhooks, endpoint)
+    third = await webhooks.begin(endpoint)
     assert third.message_id != first.message_id
     assert not set(members(third.body)) & set(ids)
 
@@ -104,10 +76,10 @@ async def test_waiting_events_share_a_message_that_never_changes(webhooks: Webho
 async def test_a_batch_is_shorter_than_the_maximum(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
     webhooks.outbox._limits = DEFAULT_LIMITS
-    ids = await emit(webhooks, 300)
+    ids = await webhooks.emit(300)
     found: list[str] = []
     while len(found) < len(ids):
-        attempt = await send(webhooks, endpoint, OK)
+        attempt = await webhooks.send(endpoint, OK)
         assert len(attempt.body.encode()) < BODY_BYTES_MAX
         found += members(attempt.body)
     assert sorted(found) == sorted(ids)
@@ -115,18 +87,15 @@ async def test_a_batch_is_shorter_than_the_maximum(webhooks: WebhookHarness) -> 
 
 async def test_two_gateways_at_once_begin_no_message_twice(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    await emit(webhooks, 5)
-    begun = await asyncio.gather(*(begin(webhooks, endpoint) for _ in range(6)))
+    await webhooks.emit(5)
+    begun = await asyncio.gather(*(webhooks.begin(endpoint) for _ in range(6)))
     attempts = [one for one in begun if one is not None]
     assert len({one.message_id for one in attempts}) == len(attempts) == 1
 
 
 async def test_two_gateways_at_once_copy_an_event_once(webhooks: WebhookHarness) -> None:
     await webhooks.activate()
-    events = webhooks.events.make_events(
-        CREDITED, (PROVIDER,), subject="1", state="final", at_ms=webhooks.now_ms, units=5
-    )
-    await webhooks.database.write(lambda connection: write_events(connection, events))
+    await webhooks.write_events(webhooks.make_events())
     counts = await asyncio.gather(*(webhooks.outbox.spread_events() for _ in range(4)))
     assert sum(counts) == 1
     assert len(await webhooks.deliveries()) == 1
@@ -148,45 +117,40 @@ async def test_the_end_of_an_attempt_is_that_of_its_events(
     webhooks: WebhookHarness, response: Response, next_ms: int | None, state: DeliveryState
 ) -> None:
     endpoint = await webhooks.activate()
-    await emit(webhooks, 2)
-    await send(webhooks, endpoint, response, next_ms=next_ms)
-    shown = await webhooks.store.deliveries_of(PROVIDER, endpoint.id, state=None, before=None, limit=10)
-    assert shown is not None
+    await webhooks.emit(2)
+    await webhooks.send(endpoint, response, next_ms=next_ms)
+    shown = await webhooks.list_deliveries(endpoint)
     assert [one.state for one in shown] == [state] * 2
     assert {(one.attempts, one.last_status, one.last_error) for one in shown} == {
         (1, response.status, response.error)
     }
     assert {one.next_ms for one in shown} == {next_ms}
     webhooks.now_ms += 30_000
-    assert await begin(webhooks, endpoint) is None
+    assert await webhooks.begin(endpoint) is None
     webhooks.now_ms = NOW_MS + 60_000
-    assert (await begin(webhooks, endpoint) is not None) is (state is DeliveryState.PENDING)
+    assert (await webhooks.begin(endpoint) is not None) is (state is DeliveryState.PENDING)
 
 
 async def test_a_late_end_of_an_older_attempt_changes_nothing(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    await emit(webhooks)
-    older = await begin(webhooks, endpoint)
+    await webhooks.emit()
+    older = await webhooks.begin(endpoint)
     webhooks.now_ms += webhook_outbox.ATTEMPT_MS
-    assert (await begin(webhooks, endpoint)).attempts == 2
-    await webhooks.outbox.end_attempt(older, BROKEN, next_ms=None, now_ms=webhooks.now_ms)
+    assert (await webhooks.begin(endpoint)).attempts == 2
+    await webhooks.end(older, BROKEN)
     assert [row.state for row in await webhooks.messages()] == ["pending"]
 
 
 async def test_a_receiver_that_is_gone_disables_its_endpoint(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
     other = await webhooks.activate(types=(CREDITED,))
-    await emit(webhooks, 2)
-    await send(webhooks, endpoint, GONE)
-    await emit(webhooks)
+    await webhooks.emit(2)
+    await webhooks.send(endpoint, GONE)
+    await webhooks.emit()
     known = await webhooks.find(endpoint)
-    assert (known.state, known.reason, known.pending, known.dead) == (
-        EndpointState.DISABLED,
-        Reason.GONE,
-        0,
-        2,
-    )
-    assert await begin(webhooks, endpoint) is None
+    assert (known.state, known.reason) == (EndpointState.DISABLED, Reason.GONE)
+    assert (known.pending, known.dead) == (0, 2)
+    assert await webhooks.begin(endpoint) is None
     assert (await webhooks.find(other)).pending == 3
     await webhooks.store.refresh()
     assert webhooks.events.is_watched(PROVIDER, CREDITED)
@@ -195,11 +159,11 @@ async def test_a_receiver_that_is_gone_disables_its_endpoint(webhooks: WebhookHa
 async def test_an_endpoint_with_many_open_messages_makes_no_further_one(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
     for _ in range(webhook_outbox.OPEN_MESSAGES_MAX):
-        await emit(webhooks)
-        await send(webhooks, endpoint, BROKEN, next_ms=webhooks.now_ms + 10**9)
-    await emit(webhooks)
+        await webhooks.emit()
+        await webhooks.send(endpoint, BROKEN, next_ms=webhooks.now_ms + 10**9)
+    await webhooks.emit()
     assert await webhooks.outbox.find_due(now_ms=webhooks.now_ms, limit=10) == []
-    assert await begin(webhooks, endpoint) is None
+    assert await webhooks.begin(endpoint) is None
 
 
 # ---- Too many pending events.
@@ -207,17 +171,14 @@ async def test_an_endpoint_with_many_open_messages_makes_no_further_one(webhooks
 
 async def test_beyond_the_maximum_an_endpoint_stops_and_its_gap_is_known(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    await emit(webhooks, 8)
+    await webhooks.emit(8)
     stopped_ms = webhooks.now_ms = webhooks.now_ms + 1_000
-    await emit(webhooks, 5)
+    await webhooks.emit(5)
     webhooks.now_ms += 1_000
-    await emit(webhooks, 5)
+    await webhooks.emit(5)
     known = await webhooks.find(endpoint)
-    assert (known.state, known.reason, known.pending) == (
-        EndpointState.STOPPED,
-        Reason.TOO_MANY_PENDING,
-        10,
-    )
+    assert (known.state, known.reason) == (EndpointState.STOPPED, Reason.TOO_MANY_PENDING)
+    assert known.pending == 10
     assert (known.gap_from_ms, known.gap_to_ms) == (stopped_ms, None)
     await webhooks.store.refresh()
     assert webhooks.events.is_idle
@@ -227,16 +188,16 @@ async def test_a_stopped_endpoint_goes_on_after_half_is_sent_and_is_sent_the_ran
     webhooks: WebhookHarness,
 ) -> None:
     endpoint = await webhooks.activate()
-    await emit(webhooks, 12)
+    await webhooks.emit(12)
     began_ms = webhooks.now_ms
     await webhooks.outbox.resume_stopped(now_ms=webhooks.now_ms)
     assert (await webhooks.find(endpoint)).state is EndpointState.STOPPED
-    assert len(members((await send(webhooks, endpoint, OK)).body)) == 10
+    assert len(members((await webhooks.send(endpoint, OK)).body)) == 10
     await webhooks.outbox.resume_stopped(now_ms=webhooks.now_ms)
     known = await webhooks.find(endpoint)
     assert (known.state, known.reason, known.gap_from_ms) == (EndpointState.ACTIVE, None, began_ms)
     assert known.gap_to_ms == known.active_from_ms == webhooks.now_ms + 5_000
-    gap = json.loads((await begin(webhooks, endpoint)).body)
+    gap = json.loads((await webhooks.begin(endpoint)).body)
     assert gap["type"] == "webhook.gap"
     assert set(gap["data"]) == {"endpointId", "wallet", "from", "to"}
     await webhooks.store.refresh()
@@ -245,12 +206,12 @@ async def test_a_stopped_endpoint_goes_on_after_half_is_sent_and_is_sent_the_ran
 
 async def test_a_second_gap_begins_anew(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    await emit(webhooks, 12)
-    await send(webhooks, endpoint, OK)
+    await webhooks.emit(12)
+    await webhooks.send(endpoint, OK)
     await webhooks.outbox.resume_stopped(now_ms=webhooks.now_ms)
     await webhooks.store.refresh()
     webhooks.now_ms += 5_000
-    await emit(webhooks, 12)
+    await webhooks.emit(12)
     known = await webhooks.find(endpoint)
     assert (known.gap_from_ms, known.gap_to_ms) == (webhooks.now_ms, None)
 
@@ -261,14 +222,7 @@ async def test_a_second_gap_begins_anew(webhooks: WebhookHarness) -> None:
 async def test_an_endpoint_gets_events_only_after_its_echo(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.register()
     (challenge,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
-    await webhooks.outbox.end_challenge(
-        challenge,
-        Response(status=200),
-        echo=Echo.NONE,
-        sent_ms=webhooks.now_ms,
-        next_ms=webhooks.now_ms + 5_000,
-        now_ms=webhooks.now_ms,
-    )
+    await webhooks.end_challenge(challenge, Echo.NONE, next_ms=webhooks.now_ms + 5_000)
     assert await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10) == []
     await webhooks.store.refresh()
     assert webhooks.events.is_idle
@@ -276,48 +230,27 @@ async def test_an_endpoint_gets_events_only_after_its_echo(webhooks: WebhookHarn
     (again,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
     assert (again.challenge, again.tries) == (challenge.challenge, 1)
     confirmed_ms = webhooks.now_ms
-    await webhooks.outbox.end_challenge(
-        again,
-        Response(status=200),
-        echo=Echo.CHALLENGE,
-        sent_ms=confirmed_ms,
-        next_ms=None,
-        now_ms=confirmed_ms,
-    )
+    await webhooks.end_challenge(again, Echo.CHALLENGE)
     known = await webhooks.find(endpoint)
     assert (known.state, known.active_from_ms) == (EndpointState.ACTIVE, confirmed_ms + 5_000)
     await webhooks.store.refresh()
     webhooks.now_ms += 4_999
-    await emit(webhooks)
+    await webhooks.emit()
     assert (await webhooks.find(endpoint)).pending == 0
     webhooks.now_ms += 1
-    await emit(webhooks)
+    await webhooks.emit()
     assert (await webhooks.find(endpoint)).pending == 1
 
 
 async def test_an_endpoint_without_an_echo_is_disabled_after_its_last_try(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.register()
     (challenge,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
-    await webhooks.outbox.end_challenge(
-        challenge,
-        Response(status=200),
-        echo=Echo.NONE,
-        sent_ms=webhooks.now_ms,
-        next_ms=None,
-        now_ms=webhooks.now_ms,
-    )
+    await webhooks.end_challenge(challenge, Echo.NONE)
     known = await webhooks.find(endpoint)
     assert (known.state, known.reason) == (EndpointState.DISABLED, Reason.NOT_CONFIRMED)
     assert await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms + 10**9, limit=10) == []
     # A late echo of an earlier try does not enable it.
-    await webhooks.outbox.end_challenge(
-        challenge,
-        Response(status=200),
-        echo=Echo.CHALLENGE,
-        sent_ms=webhooks.now_ms,
-        next_ms=None,
-        now_ms=webhooks.now_ms,
-    )
+    await webhooks.end_challenge(challenge, Echo.CHALLENGE)
     assert (await webhooks.find(endpoint)).state is EndpointState.DISABLED
 
 
@@ -396,16 +329,16 @@ async def test_a_secret_is_encrypted_at_rest(webhooks: WebhookHarness) -> None:
     secret = b"\x42" * 32
     endpoint = await webhooks.activate(secret=secret)
     assert endpoint.has_secret
-    await emit(webhooks)
-    assert (await begin(webhooks, endpoint)).secret == secret
+    await webhooks.emit()
+    assert (await webhooks.begin(endpoint)).secret == secret
     tables = [await webhooks.deliveries(), await webhooks.messages()]
     assert secret not in repr(tables).encode()
 
 
 async def test_another_wallet_finds_nothing_of_an_endpoint(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    (event_id,) = await emit(webhooks)
-    await send(webhooks, endpoint, OK)
+    (event_id,) = await webhooks.emit()
+    await webhooks.send(endpoint, OK)
     store = webhooks.store
     assert await store.list_of(STRANGER) == ()
     assert await store.deliveries_of(STRANGER, endpoint.id, state=None, before=None, limit=9) is None
@@ -416,16 +349,13 @@ async def test_another_wallet_finds_nothing_of_an_endpoint(webhooks: WebhookHarn
 
 async def test_deliveries_are_listed_newest_first_by_state_and_page(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    sent = await emit(webhooks, 3)
-    await send(webhooks, endpoint, OK)
+    sent = await webhooks.emit(3)
+    await webhooks.send(endpoint, OK)
     webhooks.now_ms += 1
-    waiting = await emit(webhooks, 2)
+    waiting = await webhooks.emit(2)
 
     async def ids(**query: Any) -> list[str]:
-        options = {"state": None, "before": None, "limit": 10, **query}
-        shown = await webhooks.store.deliveries_of(PROVIDER, endpoint.id, **options)
-        assert shown is not None
-        return [one.event_id for one in shown]
+        return [one.event_id for one in await webhooks.list_deliveries(endpoint, **query)]
 
     everything = [*sent, *waiting][::-1]
     assert await ids() == everything
@@ -441,12 +371,12 @@ async def test_an_event_is_sent_again_with_the_data_of_the_first_time(
     webhooks: WebhookHarness, response: Response
 ) -> None:
     endpoint = await webhooks.activate()
-    ids = await emit(webhooks, 2)
-    first = json.loads((await send(webhooks, endpoint, response)).body)["data"]["events"]
+    ids = await webhooks.emit(2)
+    first = json.loads((await webhooks.send(endpoint, response)).body)["data"]["events"]
     at_ms = webhooks.now_ms = webhooks.now_ms + 90_000
     assert await webhooks.store.resend(PROVIDER, endpoint.id, ids[0], now_ms=at_ms) is Resent.QUEUED
     assert await webhooks.store.resend(PROVIDER, endpoint.id, ids[0], now_ms=at_ms) is Resent.PENDING
-    again = await send(webhooks, endpoint, OK)
+    again = await webhooks.send(endpoint, OK)
     (member,) = [one for one in first if one["id"] == ids[0]]
     assert again.message_id == ids[0]
     assert {"id": ids[0], **json.loads(again.body)} == member
@@ -455,21 +385,21 @@ async def test_an_event_is_sent_again_with_the_data_of_the_first_time(
     assert states[ids[0]] == "delivered"
     # Once more: the same bytes.
     assert await webhooks.store.resend(PROVIDER, endpoint.id, ids[0], now_ms=at_ms) is Resent.QUEUED
-    assert (await begin(webhooks, endpoint)).body == again.body
+    assert (await webhooks.begin(endpoint)).body == again.body
 
 
 async def test_messages_that_were_never_sent_are_pruned_after_a_410_too(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    await emit(webhooks)
-    attempt = await begin(webhooks, endpoint)
-    (event_id,) = await emit(webhooks)
+    await webhooks.emit()
+    attempt = await webhooks.begin(endpoint)
+    (event_id,) = await webhooks.emit()
     waiting = next(row for row in await webhooks.deliveries() if row.event_id == event_id)
     await webhooks.database.write(
         lambda connection: put_message(
             connection, waiting.endpoint_no, [waiting.event_no], message_id=event_id, now_ms=webhooks.now_ms
         )
     )
-    await webhooks.outbox.end_attempt(attempt, GONE, next_ms=None, now_ms=webhooks.now_ms)
+    await webhooks.end(attempt, GONE)
     assert len(await webhooks.messages()) == 2
     await webhooks.outbox.prune(now_ms=webhooks.now_ms + webhook_pruning.DEAD_KEPT_MS + 1)
     assert (await webhooks.deliveries(), await webhooks.messages()) == ([], [])
@@ -477,8 +407,8 @@ async def test_messages_that_were_never_sent_are_pruned_after_a_410_too(webhooks
 
 async def test_nothing_is_sent_again_to_a_disabled_endpoint(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    (event_id,) = await emit(webhooks)
-    await send(webhooks, endpoint, GONE)
+    (event_id,) = await webhooks.emit()
+    await webhooks.send(endpoint, GONE)
     resent = await webhooks.store.resend(PROVIDER, endpoint.id, event_id, now_ms=webhooks.now_ms)
     assert resent is Resent.DISABLED
     unknown = await webhooks.store.resend(PROVIDER, endpoint.id, "evt_nothing", now_ms=webhooks.now_ms)
@@ -487,12 +417,12 @@ async def test_nothing_is_sent_again_to_a_disabled_endpoint(webhooks: WebhookHar
 
 async def test_a_removed_endpoint_gets_nothing_more_and_leaves_no_row(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    await emit(webhooks, 2)
-    await send(webhooks, endpoint, OK)
-    await emit(webhooks, 2)
+    await webhooks.emit(2)
+    await webhooks.send(endpoint, OK)
+    await webhooks.emit(2)
     assert await webhooks.store.remove(PROVIDER, endpoint.id)
     assert not await webhooks.store.remove(PROVIDER, endpoint.id)
-    await emit(webhooks)
+    await webhooks.emit()
     assert await webhooks.outbox.find_due(now_ms=webhooks.now_ms, limit=10) == []
     assert (await webhooks.deliveries(), await webhooks.messages()) == ([], [])
     await webhooks.store.refresh()
@@ -504,17 +434,11 @@ async def test_beyond_the_maximum_of_new_events_every_endpoint_stops_until_they_
 ) -> None:
     endpoint = await webhooks.activate()
     first_ms = webhooks.now_ms
-    events = [
-        event
-        for _ in range(SMALL.webhook_events_max)
-        for event in webhooks.events.make_events(
-            CREDITED, (PROVIDER,), subject="1", state="final", at_ms=first_ms, units=1
-        )
-    ]
-    await webhooks.database.write(lambda connection: write_events(connection, events[1:]))
+    events = webhooks.make_events(SMALL.webhook_events_max)
+    await webhooks.write_events(events[1:])
     await webhooks.store.refresh()
     assert webhooks.events.is_watched(PROVIDER, CREDITED)  # one more has room
-    await webhooks.database.write(lambda connection: write_events(connection, events[:1]))
+    await webhooks.write_events(events[:1])
     webhooks.now_ms += 1
     await webhooks.store.refresh()
     assert webhooks.events.is_idle  # no gateway writes further events
@@ -533,11 +457,11 @@ async def test_beyond_the_maximum_of_new_events_every_endpoint_stops_until_they_
 
 async def test_old_deliveries_are_pruned_and_dead_ones_later(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.activate()
-    await emit(webhooks)
-    await send(webhooks, endpoint, OK)
-    await emit(webhooks)
-    await send(webhooks, endpoint, BROKEN)
-    await emit(webhooks)
+    await webhooks.emit()
+    await webhooks.send(endpoint, OK)
+    await webhooks.emit()
+    await webhooks.send(endpoint, BROKEN)
+    await webhooks.emit()
     for kept_ms, states in (
         (0, ["delivered", "dead", "pending"]),
         (webhook_pruning.DELIVERED_KEPT_MS + 1, ["dead", "pending"]),
@@ -565,15 +489,15 @@ async def test_an_event_whose_subject_cannot_be_read_is_a_gap_and_holds_up_no_ot
             [(CREDITED, "999"), (CREDITED, "no number"), (EventType.CALL_CHARGED, "call_unknown")]
         )
     ]
-    await webhooks.database.write(lambda connection: write_events(connection, lost))
-    (event_id,) = await emit(webhooks)
+    await webhooks.write_events(lost)
+    (event_id,) = await webhooks.emit()
     assert await webhooks.new_events() == []
     rows = {row.event_id: row for row in await webhooks.deliveries()}
     assert [rows[event.id].type for event in lost] == ["webhook.gap"] * 3
     at = format_time(webhooks.now_ms)
     assert json.loads(rows[lost[0].id].data) == {"from": at, "to": at}
     assert rows[event_id].type == CREDITED
-    assert await begin(webhooks, endpoint) is not None
+    assert await webhooks.begin(endpoint) is not None
 
 
 async def test_an_endpoint_counts_from_a_time_after_every_wait_of_its_write(
@@ -593,14 +517,7 @@ async def test_an_endpoint_counts_from_a_time_after_every_wait_of_its_write(
         return await write(work, **options)
 
     monkeypatch.setattr(webhooks.database, "write", write_late)
-    await webhooks.outbox.end_challenge(
-        challenges[0],
-        Response(status=200),
-        echo=Echo.CHALLENGE,
-        sent_ms=begun_ms,
-        next_ms=None,
-        now_ms=begun_ms,
-    )
+    await webhooks.end_challenge(challenges[0], Echo.CHALLENGE)
     assert (await webhooks.find(first)).active_from_ms == webhooks.now_ms + ACTIVATION_MS
     begun_ms = webhooks.now_ms
     await webhooks.outbox.resume_stopped(now_ms=begun_ms)

@@ -16,7 +16,6 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.payments import PaymentLedgerStore
 from tollway.storage.webhooks import webhook_outbox
-from tollway.storage.webhooks.webhook_events import write_events
 from tollway.storage.webhooks.webhook_tables import delivery_table, endpoint_table, event_table, message_table
 from tollway.storage.webhooks.webhook_turns import find_challenged, find_sending
 from tollway.webhooks.endpoints import NONE_TAKEN, Taken
@@ -115,35 +114,23 @@ async def test_an_endpoint_is_due_while_it_has_something_to_send(webhooks: Webho
         assert bool(found) is await webhooks.outbox.has_work(now_ms=webhooks.now_ms)
         return bool(found)
 
-    async def emit(number: int) -> None:
-        events = [
-            event
-            for _ in range(number)
-            for event in webhooks.events.make_events(
-                CREDITED, (PROVIDER,), subject="1", state="final", at_ms=webhooks.now_ms, units=1
-            )
-        ]
-        await webhooks.database.write(lambda connection: write_events(connection, events))
-        while await webhooks.outbox.spread_events():
-            pass
-
     assert not await is_due()
-    await emit(100)  # more than one message
+    await webhooks.emit(100)  # more than one message
     assert await is_due()
-    attempts = [await webhooks.outbox.begin_attempt(endpoint.id, now_ms=webhooks.now_ms) for _ in range(2)]
+    attempts = [await webhooks.begin(endpoint) for _ in range(2)]
     assert None not in attempts
     while await is_due():
-        attempts.append(await webhooks.outbox.begin_attempt(endpoint.id, now_ms=webhooks.now_ms))
-    assert await webhooks.outbox.begin_attempt(endpoint.id, now_ms=webhooks.now_ms) is None
+        attempts.append(await webhooks.begin(endpoint))
+    assert await webhooks.begin(endpoint) is None
     assert attempts[0] is not None
     failed = Response(status=500)
     await webhooks.outbox.end_attempt(attempts[0], failed, next_ms=NOW_MS + 20_000, now_ms=webhooks.now_ms)
     assert not await is_due()
     webhooks.now_ms = NOW_MS + 20_000
     assert await is_due()
-    for attempt in (*attempts[1:], await webhooks.outbox.begin_attempt(endpoint.id, now_ms=webhooks.now_ms)):
+    for attempt in (*attempts[1:], await webhooks.begin(endpoint)):
         assert attempt is not None
-        await webhooks.outbox.end_attempt(attempt, Response(status=200), next_ms=None, now_ms=webhooks.now_ms)
+        await webhooks.end(attempt, Response(status=200))
     webhooks.now_ms += 10**9
     assert not await is_due()
 
@@ -162,15 +149,9 @@ async def test_an_endpoint_without_a_response_is_slow_until_it_responds(
     webhooks: WebhookHarness, response: Response, is_slow: bool
 ) -> None:
     endpoint = await webhooks.activate()
-    events = webhooks.events.make_events(
-        CREDITED, (PROVIDER,), subject="1", state="final", at_ms=webhooks.now_ms, units=1
-    )
-    await webhooks.database.write(lambda connection: write_events(connection, events))
-    await webhooks.outbox.spread_events()
+    await webhooks.emit()
     for ended, expected in ((response, is_slow), (Response(status=503), False)):
-        attempt = await webhooks.outbox.begin_attempt(endpoint.id, now_ms=webhooks.now_ms)
-        assert attempt is not None
-        await webhooks.outbox.end_attempt(attempt, ended, next_ms=webhooks.now_ms, now_ms=webhooks.now_ms)
+        await webhooks.send(endpoint, ended, next_ms=webhooks.now_ms)
         (due,) = await webhooks.outbox.find_due(now_ms=webhooks.now_ms, limit=LIMIT)
         assert due.is_slow is expected
 
@@ -187,20 +168,12 @@ async def test_the_data_of_an_event_stands_once_and_its_deliveries_are_reference
         for number in range(10)
         for owner in (PAYER, PROVIDER)
     ]
-    at_ms = webhooks.now_ms
-    events = webhooks.events.make_events(
-        CREDITED, (PAYER, PROVIDER), subject="1", state="final", at_ms=at_ms, units=1
-    )
-    await webhooks.database.write(lambda connection: write_events(connection, events))
+    await webhooks.write_events(webhooks.make_events(1, PAYER, PROVIDER))
     assert await webhooks.count_rows() == {"webhook_event": 2, "webhook_delivery": 0, "webhook_message": 0}
     await webhooks.outbox.spread_events()
     assert await webhooks.count_rows() == {"webhook_event": 2, "webhook_delivery": 20, "webhook_message": 0}
-    bodies = []
-    for endpoint in endpoints:
-        attempt = await webhooks.outbox.begin_attempt(endpoint.id, now_ms=at_ms)
-        assert attempt is not None
-        bodies.append(json.loads(attempt.body)["data"])
-        await webhooks.outbox.end_attempt(attempt, Response(status=200), next_ms=None, now_ms=at_ms)
+    sent = [await webhooks.send(endpoint, Response(status=200)) for endpoint in endpoints]
+    bodies = [json.loads(attempt.body)["data"] for attempt in sent]
     assert [(one["endpointId"], one["wallet"]) for one in bodies] == [
         (endpoint.id, str(endpoint.wallet)) for endpoint in endpoints
     ]
@@ -214,14 +187,7 @@ async def test_the_data_of_an_event_stands_once_and_its_deliveries_are_reference
 async def test_a_transaction_takes_fifty_events(webhooks: WebhookHarness) -> None:
     for number in range(10):
         await webhooks.activate(network=f"{number}")
-    events = [
-        event
-        for _ in range(120)
-        for event in webhooks.events.make_events(
-            CREDITED, (PROVIDER,), subject="1", state="final", at_ms=webhooks.now_ms, units=1
-        )
-    ]
-    await webhooks.database.write(lambda connection: write_events(connection, events))
+    await webhooks.write_events(webhooks.make_events(120))
     assert [await webhooks.outbox.spread_events() for _ in range(4)] == [50, 50, 20, 0]
     assert len(await webhooks.deliveries()) == 1_200
 

@@ -30,8 +30,8 @@ from tollway.storage.webhooks.webhook_tables import (
     message_table,
 )
 from tollway.web.http.query import format_time
-from tollway.webhooks.endpoints import DueChallenge, NewEndpoint, WebhookEndpoint
-from tollway.webhooks.events import EventType
+from tollway.webhooks.endpoints import DueChallenge, NewEndpoint, WebhookDelivery, WebhookEndpoint
+from tollway.webhooks.events import EventType, NewEvent
 from tollway.webhooks.messages import Echo
 from tollway.webhooks.schedule import TIMEOUT, Response
 from tollway.webhooks.sender import WebhookSender
@@ -120,14 +120,73 @@ class WebhookHarness:
             challenge="",
             tries=0,
         )
+        await self.end_challenge(challenge, echo, response=response, next_ms=self.now_ms + 5_000)
+
+    async def end_challenge(
+        self,
+        challenge: DueChallenge,
+        echo: Echo,
+        *,
+        response: Response = Response(status=200),  # noqa: B008 - frozen
+        next_ms: int | None = None,
+    ) -> None:
+        """Ends an attempt at a challenge whose receiver responded with this echo."""
         await self.outbox.end_challenge(
             challenge,
             response,
             echo=echo,
             sent_ms=self.now_ms,
-            next_ms=self.now_ms + 5_000,
+            next_ms=next_ms,
             now_ms=self.now_ms,
         )
+
+    def make_events(
+        self, number: int = 1, *wallets: Address, units: int | None = None, subject: str = "1"
+    ) -> list[NewEvent]:
+        """So many credits of a payment for each wallet: of 0, 1, 2 … units, where `units` is not given."""
+        return [
+            event
+            for index in range(number)
+            for event in self.events.make_events(
+                EventType.PAYMENT_CREDITED,
+                wallets or (PROVIDER,),
+                subject=subject,
+                state="final",
+                at_ms=self.now_ms,
+                units=index if units is None else units,
+            )
+        ]
+
+    async def write_events(self, events: list[NewEvent]) -> None:
+        await self.database.write(lambda connection: write_events(connection, events))
+
+    async def emit(self, number: int = 1, *wallets: Address) -> list[str]:
+        """Writes so many credits, as a transaction of the ledger does, and copies them to the endpoints. Returns their ids."""
+        events = self.make_events(number, *wallets)
+        await self.write_events(events)
+        while await self.outbox.spread_events():
+            pass
+        return [event.id for event in events]
+
+    async def begin(self, endpoint: WebhookEndpoint) -> Any:
+        return await self.outbox.begin_attempt(endpoint.id, now_ms=self.now_ms)
+
+    async def end(self, attempt: Any, response: Response, *, next_ms: int | None = None) -> None:
+        await self.outbox.end_attempt(attempt, response, next_ms=next_ms, now_ms=self.now_ms)
+
+    async def send(self, endpoint: WebhookEndpoint, response: Response, *, next_ms: int | None = None) -> Any:
+        """One attempt with its end."""
+        attempt = await self.begin(endpoint)
+        assert attempt is not None
+        await self.end(attempt, response, next_ms=next_ms)
+        return attempt
+
+    async def list_deliveries(self, endpoint: WebhookEndpoint, **query: Any) -> tuple[WebhookDelivery, ...]:
+        """The deliveries that the owner of an endpoint sees, newest first."""
+        options = {"state": None, "before": None, "limit": 10, **query}
+        listed = await self.store.deliveries_of(endpoint.wallet, endpoint.id, **options)
+        assert listed is not None
+        return listed
 
     async def activate(self, wallet: Address = PROVIDER, **fields: Any) -> WebhookEndpoint:
         endpoint = await self.register(wallet, **fields)
@@ -238,15 +297,7 @@ class ScriptedSending:
 
     async def emit(self, *wallets: Address) -> None:
         """One event of each wallet, as a transaction of the ledger writes it."""
-        events = self.webhooks.events.make_events(
-            EventType.PAYMENT_CREDITED,
-            wallets,
-            subject="1",
-            state="final",
-            at_ms=self.webhooks.now_ms,
-            units=7,
-        )
-        await self.webhooks.database.write(lambda connection: write_events(connection, events))
+        await self.webhooks.write_events(self.webhooks.make_events(1, *wallets, units=7))
 
     async def close(self) -> None:
         self.receivers.silent.clear()

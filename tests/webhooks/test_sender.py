@@ -21,7 +21,6 @@ from tollway.observability.background import BackgroundTask, TaskName
 from tollway.outbound.client import HttpClient
 from tollway.outbound.probes import post_webhook
 from tollway.storage.ledger.payments import PaymentLedgerStore
-from tollway.storage.webhooks.webhook_events import write_events
 from tollway.web.http.query import format_time
 from tollway.webhooks.endpoints import EndpointState, WebhookEndpoint
 from tollway.webhooks.events import EventType
@@ -89,19 +88,26 @@ class Sending:
         return await self.webhooks.activate(url=self.url(), origin=self.receiver.url, **fields)
 
     async def emit(self, number: int = 1) -> None:
-        events = [
-            event
-            for _ in range(number)
-            for event in self.webhooks.events.make_events(
-                CREDITED, (PROVIDER,), subject="1", state="final", at_ms=self.webhooks.now_ms, units=7
-            )
-        ]
-        await self.database.write(lambda connection: write_events(connection, events))
+        await self.webhooks.write_events(self.webhooks.make_events(number, units=7))
+
+    async def emit_and_run(self, number: int = 1) -> None:
+        await self.emit(number)
+        await self.run_once()
 
     async def run_once(self, *, after_s: float = 1.0) -> None:
         """One round, `after_s` later by the clock of the turns."""
         self.webhooks.clock.s += after_s
         await self.sender.run_once()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The sender with rounds of its own, until the end of the block."""
+        running = asyncio.get_running_loop().create_task(self.sender.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     async def state(self, endpoint: WebhookEndpoint) -> WebhookEndpoint:
         return await self.webhooks.find(endpoint)
@@ -210,8 +216,7 @@ async def test_a_private_address_is_dialled_for_no_challenge() -> None:
 async def test_a_message_is_signed_both_ways_where_there_is_a_secret(sending: Sending) -> None:
     secret = b"\x42" * 32
     endpoint = await sending.activate(secret=secret)
-    await sending.emit()
-    await sending.run_once()
+    await sending.emit_and_run()
     (arrived,) = sending.receiver.arrived
     timestamp_s = sending.webhooks.now_ms // 1000
     message_id = arrived.find("webhook-id")
@@ -243,8 +248,7 @@ async def test_a_message_is_signed_both_ways_where_there_is_a_secret(sending: Se
 async def test_a_retry_has_the_same_id_and_body_and_a_new_timestamp_and_signature(sending: Sending) -> None:
     sending.receiver.answer = plain(status=503)
     await sending.activate(secret=b"\x42" * 32)
-    await sending.emit(3)
-    await sending.run_once()
+    await sending.emit_and_run(3)
     sending.receiver.answer = plain()
     sending.webhooks.now_ms += 6_000
     await sending.run_once()
@@ -271,13 +275,8 @@ async def test_a_failed_attempt_is_listed_with_its_reason_and_its_next_time(
 ) -> None:
     sending.receiver.answer = answer
     endpoint = await sending.activate()
-    await sending.emit()
-    await sending.run_once()
-    listed = await sending.webhooks.store.deliveries_of(
-        PROVIDER, endpoint.id, state=None, before=None, limit=5
-    )
-    assert listed is not None
-    (delivery,) = listed
+    await sending.emit_and_run()
+    (delivery,) = await sending.webhooks.list_deliveries(endpoint)
     assert (delivery.state, delivery.attempts) == ("pending", 1)
     assert (delivery.last_status, delivery.last_error) == (status, error)
     assert delivery.next_ms == sending.webhooks.now_ms + 5_000
@@ -286,8 +285,7 @@ async def test_a_failed_attempt_is_listed_with_its_reason_and_its_next_time(
 async def test_retry_after_delays_the_next_attempt(sending: Sending) -> None:
     sending.receiver.answer = plain(status=429, headers=("Retry-After: 90",))
     await sending.activate()
-    await sending.emit()
-    await sending.run_once()
+    await sending.emit_and_run()
     (message,) = await sending.webhooks.messages()
     assert message.due_ms == sending.webhooks.now_ms + 90_000
 
@@ -295,10 +293,8 @@ async def test_retry_after_delays_the_next_attempt(sending: Sending) -> None:
 async def test_a_receiver_that_is_gone_gets_nothing_more(sending: Sending) -> None:
     sending.receiver.answer = plain(status=410)
     endpoint = await sending.activate()
-    await sending.emit(2)
-    await sending.run_once()
-    await sending.emit()
-    await sending.run_once()
+    await sending.emit_and_run(2)
+    await sending.emit_and_run()
     assert len(sending.receiver.arrived) == 1
     assert (await sending.state(endpoint)).state is EndpointState.DISABLED
 
@@ -306,8 +302,7 @@ async def test_a_receiver_that_is_gone_gets_nothing_more(sending: Sending) -> No
 async def test_a_response_of_a_gigabyte_is_a_success_that_is_not_read(sending: Sending) -> None:
     sending.receiver.answer = pour
     endpoint = await sending.activate()
-    await sending.emit()
-    await sending.run_once()
+    await sending.emit_and_run()
     assert (await sending.state(endpoint)).pending == 0
     await until(lambda: sending.receiver.ended == sending.receiver.accepted)
 
@@ -333,14 +328,8 @@ async def test_a_receiver_that_never_responds_is_left_at_the_deadline() -> None:
     async with open_sending(limits=replace(LIMITS, webhook_deadline_s=0.02)) as sending:
         sending.receiver.answer = say_nothing
         endpoint = await sending.activate()
-        await sending.emit()
-        await sending.run_once()
-        (delivery,) = (
-            await sending.webhooks.store.deliveries_of(
-                PROVIDER, endpoint.id, state=None, before=None, limit=5
-            )
-            or ()
-        )
+        await sending.emit_and_run()
+        (delivery,) = await sending.webhooks.list_deliveries(endpoint)
         assert (delivery.last_status, delivery.last_error) == (None, "timeout")
 
 
@@ -355,8 +344,7 @@ async def test_a_receiver_that_sends_its_head_slowly_is_left_at_the_deadline() -
     async with open_sending(limits=replace(LIMITS, webhook_deadline_s=0.05)) as sending:
         sending.receiver.answer = trickle_a_head
         endpoint = await sending.activate()
-        await sending.emit()
-        await sending.run_once()
+        await sending.emit_and_run()
         assert (await sending.state(endpoint)).pending == 1
 
 
@@ -366,22 +354,14 @@ async def test_a_receiver_that_sends_its_head_slowly_is_left_at_the_deadline() -
 async def test_an_origin_gets_one_request_a_second(sending: Sending) -> None:
     for _ in range(3):
         await sending.activate()
-    await sending.emit(5)
-    await sending.run_once()
+    await sending.emit_and_run(5)
     await sending.run_once(after_s=0.5)
     assert len(sending.receiver.arrived) == 1
     await sending.run_once(after_s=0.5)
     await sending.run_once()
     assert len(sending.receiver.arrived) == 3
-    assert (
-        len(
-            {
-                json.loads(one.body)["data"]["events"][0]["data"]["endpointId"]
-                for one in sending.receiver.arrived
-            }
-        )
-        == 3
-    )
+    messages = [json.loads(one.body)["data"]["events"] for one in sending.receiver.arrived]
+    assert len({events[0]["data"]["endpointId"] for events in messages}) == 3
 
 
 async def test_a_slow_origin_has_one_request_at_a_time_and_delays_no_other(sending: Sending) -> None:
@@ -396,8 +376,7 @@ async def test_a_slow_origin_has_one_request_at_a_time_and_delays_no_other(sendi
     async with run_upstream() as other:
         quick = await sending.webhooks.activate(url=other.url + "/x", origin=other.url)
         await sending.emit()
-        running = asyncio.get_running_loop().create_task(sending.sender.run())
-        try:
+        async with sending.running():
             await until(lambda: bool(other.arrived and sending.receiver.arrived))
             sending.webhooks.clock.s += 10
             await sending.emit()
@@ -407,9 +386,6 @@ async def test_a_slow_origin_has_one_request_at_a_time_and_delays_no_other(sendi
             gate.set()
             sending.webhooks.clock.s += 10
             await until(lambda: len(sending.receiver.arrived) == 2)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
         assert quick.id
 
 
@@ -420,16 +396,12 @@ async def test_few_requests_run_at_once() -> None:
         await sending.activate()
         await sending.webhooks.activate(url=other.url + "/x", origin=other.url)
         await sending.emit()
-        running = asyncio.get_running_loop().create_task(sending.sender.run())
-        try:
+        async with sending.running():
             await until(lambda: len(sending.receiver.arrived) + len(other.arrived) == 1)
             sending.webhooks.clock.s += 10
             sending.task.wake()
             await until(lambda: sending.task.has_succeeded)
             assert len(sending.receiver.arrived) + len(other.arrived) == 1
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_challenges_to_an_origin_take_turns_with_its_messages(sending: Sending) -> None:
@@ -451,15 +423,11 @@ async def test_a_failed_round_is_counted_and_the_next_one_goes_on(sending: Sendi
     await sending.activate()
     await sending.emit()
     sending.database.is_away = True
-    running = asyncio.get_running_loop().create_task(sending.sender.run())
-    try:
+    async with sending.running():
         await until(lambda: sending.task.failures > 0)
         sending.database.is_away = False
         sending.task.wake()
         await until(lambda: bool(sending.receiver.arrived))
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_an_attempt_whose_end_is_not_recorded_is_made_again_with_the_same_body(
@@ -471,8 +439,7 @@ async def test_an_attempt_whose_end_is_not_recorded_is_made_again_with_the_same_
 
     sending.receiver.answer = lose_the_database
     await sending.activate()
-    await sending.emit(2)
-    await sending.run_once()
+    await sending.emit_and_run(2)
     sending.database.is_away = False
     sending.receiver.answer = plain()
     sending.webhooks.now_ms += 60_000
