@@ -115,15 +115,12 @@ async def look(
     metrics: str | None = None,
     migrated: bool = False,
 ) -> dict[str, Finding]:
-    async def fetch_status(url: str) -> int | None:
-        if url == "https://facilitator.example/x402/supported":
-            return facilitator_status
-        assert url.endswith("/readyz")
-        return status
-
-    async def fetch_text(url: str) -> str | None:
-        assert url.endswith(":9402/metrics")
-        return metrics
+    async def fetch(url: str) -> tuple[int, str] | None:
+        if url.endswith(":9402/metrics"):
+            return None if metrics is None else (200, metrics)
+        assert url == "https://facilitator.example/x402/supported" or url.endswith("/readyz")
+        answered = status if url.endswith("/readyz") else facilitator_status
+        return None if answered is None else (answered, "")
 
     database = connect_database(settings.database_url.get_secret_value())
     if migrated:
@@ -133,8 +130,7 @@ async def look(
         settings,
         database=database,
         chains=chains or OneBlock(),  # type: ignore[arg-type]  # asked for two things only
-        fetch_status=fetch_status,
-        fetch_text=fetch_text,
+        fetch=fetch,
         now_s=NOW_S,
     )
     await database.close()

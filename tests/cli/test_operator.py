@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -81,7 +81,7 @@ class Office:
         self.database: Any = None
         self.is_write_safe = False
         self.environment = operator.OperatorEnvironment(
-            make_services=self.furnish, is_write_safe=lambda: self.is_write_safe
+            wire_gateway=cast("Any", self.furnish), is_write_safe=lambda: self.is_write_safe
         )
 
     def furnish(self, settings: Settings) -> "Office":

@@ -7,15 +7,7 @@ from typing import Annotated
 import typer
 
 from tollway.audit_log import RecordedAuditEntry
-from tollway.cli.operator import (
-    AsJson,
-    CommandFailed,
-    Config,
-    OperatorServices,
-    describe_actor,
-    print_result,
-    run_with_services,
-)
+from tollway.cli.operator import CommandFailed, Operator, describe_actor, operator_command
 from tollway.config.settings import Settings
 from tollway.identity.admin_sessions import CODE_TTL_S, ENTRY_PATH, create_code
 from tollway.storage.operator.operator_writes import SqlAdminSessions
@@ -24,23 +16,27 @@ from tollway.web.http.query import format_time
 LOG_LIMIT_DEFAULT, LOG_LIMIT_MAX = 50, 1_000
 
 
-def make_link(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
-    async def work(services: OperatorServices) -> None:
-        origin = find_admin_origin(services.settings)
-        now_ms = time.time_ns() // 1_000_000
-        store = SqlAdminSessions(services.database)
-        code = await create_code(store, actor=describe_actor(), now_ms=now_ms, entropy=os.urandom)
-        link = f"{origin}{ENTRY_PATH}?code={code}"
-        answer = {"link": link, "expiresAt": format_time(now_ms + CODE_TTL_S * 1000)}
-        print_result(answer, [link, "It counts once, within five minutes."], as_json)
-
-    run_with_services(ctx, work, config, as_json=as_json, access="write")
+@operator_command
+async def make_link(operator: Operator) -> None:
+    await _print_link(operator)
 
 
-def open_group(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
+@operator_command
+async def open_group(operator: Operator) -> None:
     """The operator's pages and record. Alone it prints a link, as `link` does."""
-    if ctx.invoked_subcommand is None:
-        make_link(ctx, config=config, as_json=as_json)
+    if operator.ctx.invoked_subcommand is None:
+        await _print_link(operator)
+
+
+async def _print_link(operator: Operator) -> None:
+    async with operator.open("write") as gateway:
+        origin = find_admin_origin(gateway.settings)
+        now_ms = time.time_ns() // 1_000_000
+        store = SqlAdminSessions(gateway.database)
+        code = await create_code(store, actor=describe_actor(), now_ms=now_ms, entropy=os.urandom)
+    link = f"{origin}{ENTRY_PATH}?code={code}"
+    answer = {"link": link, "expiresAt": format_time(now_ms + CODE_TTL_S * 1000)}
+    operator.print(answer, [link, "It counts once, within five minutes."])
 
 
 def find_admin_origin(settings: Settings) -> str:
@@ -54,8 +50,9 @@ def find_admin_origin(settings: Settings) -> str:
     return f"https://{min(settings.admin_hosts)}"
 
 
-def list_audit_entries(
-    ctx: typer.Context,
+@operator_command
+async def list_audit_entries(
+    operator: Operator,
     limit: Annotated[
         int, typer.Option("--limit", min=1, max=LOG_LIMIT_MAX, help="At most so many entries.")
     ] = LOG_LIMIT_DEFAULT,
@@ -65,21 +62,16 @@ def list_audit_entries(
     target: Annotated[
         str | None, typer.Option("--target", help="Only entries about this listing, wallet or transaction.")
     ] = None,
-    config: Config = None,
-    as_json: AsJson = False,
 ) -> None:
-    async def work(services: OperatorServices) -> None:
+    async with operator.open("read") as gateway:
         # One more than asked for shows whether older entries follow.
-        found = await services.audit_log.list_audit_entries(limit=limit + 1, before_id=before, target=target)
-        entries = found[:limit]
-        older_before = entries[-1].id if len(found) > limit else None
-        lines = [_format_entry(entry) for entry in entries] or ["the audit log is empty"]
-        if older_before is not None:
-            lines.append(f"older entries: tollway gateway admin log --before {older_before}")
-        answer = {"entries": [_entry_json(entry) for entry in entries], "olderBefore": older_before}
-        print_result(answer, lines, as_json)
-
-    run_with_services(ctx, work, config, as_json=as_json, access="read")
+        found = await gateway.audit_log.list_audit_entries(limit=limit + 1, before_id=before, target=target)
+    entries = found[:limit]
+    older_before = entries[-1].id if len(found) > limit else None
+    lines = [_format_entry(entry) for entry in entries] or ["the audit log is empty"]
+    if older_before is not None:
+        lines.append(f"older entries: tollway gateway admin log --before {older_before}")
+    operator.print({"entries": [_entry_json(entry) for entry in entries], "olderBefore": older_before}, lines)
 
 
 def _entry_json(entry: RecordedAuditEntry) -> dict[str, object]:

@@ -60,10 +60,8 @@ _DOMAIN_FAULTS = {
 
 Verdict = tuple[FindingLevel, str]
 """The level of a finding, and its detail."""
-FetchStatus = Callable[[str], Awaitable[int | None]]
-"""GET a URL; the status, or None without a response. Raises IssuersUnusable."""
-FetchText = Callable[[str], Awaitable[str | None]]
-"""GET a URL; the body of a 200, or None."""
+Fetch = Callable[[str], Awaitable[tuple[int, str] | None]]
+"""GET a URL: status and body, or None without a response. Raises IssuersUnusable."""
 
 
 async def examine(
@@ -71,8 +69,7 @@ async def examine(
     *,
     database: Database,
     chains: ChainsWithNodes,
-    fetch_status: FetchStatus,
-    fetch_text: FetchText,
+    fetch: Fetch,
     now_s: float,
 ) -> tuple[Finding, ...]:
     """Runs every check; a failed one does not stop the others."""
@@ -91,7 +88,7 @@ async def examine(
     for network in settings.networks:
         chain_id, of = network.rules.chain_id, f"{network.name}: "
         add(f"chain_{chain_id}", await _examine_chain(network, chains, now_s), of=of)
-        settlement = await _examine_settlement(settings, network, chains, fetch_status)
+        settlement = await _examine_settlement(settings, network, chains, fetch)
         add(f"settlement_{chain_id}", settlement, of=of)
         if network.settlement.gas_keys and (settings.x402 or settings.mpp):
             least = await _examine_settlement_min(network.settlement, chains)
@@ -99,8 +96,8 @@ async def examine(
             add(f"gas_keys_{chain_id}", await _examine_gas_keys(network.settlement, chains), of=of)
     add("shared_rates", await _examine_rates(settings))
     add("ownership", await _examine_ownership(settings))
-    add("gateway", await _examine_gateway(settings, fetch_status))
-    add("background", await _examine_background(settings, fetch_text))
+    add("gateway", await _examine_gateway(settings, fetch))
+    add("background", await _examine_background(settings, fetch))
     return tuple(findings)
 
 
@@ -202,7 +199,7 @@ async def _examine_chain(network: NetworkSettings, chains: ChainsWithNodes, now_
 
 
 async def _examine_settlement(
-    settings: Settings, network: NetworkSettings, chains: SettlementChain, fetch_status: FetchStatus
+    settings: Settings, network: NetworkSettings, chains: SettlementChain, fetch: Fetch
 ) -> Verdict:
     """Whether a network offers payments by authorisation (x402, MPP), and if not, why."""
     rules = network.settlement
@@ -217,7 +214,7 @@ async def _examine_settlement(
     if silent is not None:
         return "note", f"no authorised payments: {silent}"
     try:
-        faults = [fault async for fault in _find_faults(rules, tokens, chains, fetch_status)]
+        faults = [fault async for fault in _find_faults(rules, tokens, chains, fetch)]
     except ChainUnavailable as exc:
         return "failed", str(exc)
     if faults:
@@ -266,7 +263,7 @@ async def _examine_gas_keys(rules: SettlementRules, chains: SettlementChain) -> 
 
 
 async def _find_faults(
-    rules: SettlementRules, tokens: list[Asset], chains: SettlementChain, fetch_status: FetchStatus
+    rules: SettlementRules, tokens: list[Asset], chains: SettlementChain, fetch: Fetch
 ) -> AsyncIterator[str]:
     """The reasons why the rail, or a part of it, is withdrawn now. Raises ChainUnavailable."""
     for asset in tokens:
@@ -277,12 +274,16 @@ async def _find_faults(
         yield f"a wallet that is not deployed cannot pay: {MULTICALL3} (Multicall3) has no code there, so set wallet_factories = []"
     if rules.facilitator is not None:
         try:
-            status = await fetch_status(rules.facilitator.url.rstrip("/") + "/supported")
+            answer = await fetch(rules.facilitator.url.rstrip("/") + "/supported")
         except IssuersUnusable as exc:
             yield f"the facilitator was not asked: {exc}"
             return
-        if status is None or status >= _SERVER_ERROR:
-            yield "the facilitator does not answer" if status is None else f"the facilitator answers {status}"
+        if answer is None or answer[0] >= _SERVER_ERROR:
+            yield (
+                "the facilitator does not answer"
+                if answer is None
+                else f"the facilitator answers {answer[0]}"
+            )
         return
     fees = await chains.fetch_fees(rules.chain_id)
     if fees.price_wei > rules.gas_price_max_wei:
@@ -335,28 +336,28 @@ async def _examine_ownership(settings: Settings) -> Verdict | None:
     return "ok", detail
 
 
-async def _examine_gateway(settings: Settings, fetch_status: FetchStatus) -> Verdict:
+async def _examine_gateway(settings: Settings, fetch: Fetch) -> Verdict:
     try:
-        status = await fetch_status(settings.public_url + "/readyz")
+        answer = await fetch(settings.public_url + "/readyz")
     except IssuersUnusable as exc:
         return "failed", str(exc)
-    if status is None:
+    if answer is None:
         return "note", f"no gateway answers at {settings.public_url} now"
-    if status == _READY:
+    if answer[0] == _READY:
         return "ok", f"the gateway at {settings.public_url} is ready"
-    detail = f"{settings.public_url}/readyz answers {status}: the gateway is not ready"
+    detail = f"{settings.public_url}/readyz answers {answer[0]}: the gateway is not ready"
     return "failed", detail
 
 
-async def _examine_background(settings: Settings, fetch_text: FetchText) -> Verdict:
+async def _examine_background(settings: Settings, fetch: Fetch) -> Verdict:
     """The age of the last successful run of each background task, from the metrics of the gateway on this machine."""
     if settings.admin_listen is None:
         return "note", "admin_listen is off: the ages of background tasks cannot be read"
     url = f"http://{settings.admin_listen}/metrics"
-    text = await fetch_text(url)
-    if text is None:
+    answer = await fetch(url)
+    if answer is None or answer[0] != _READY:
         return "note", f"no gateway answers at {url} now"
-    return check_background(text)
+    return check_background(answer[1])
 
 
 def check_background(metrics: str) -> Verdict:

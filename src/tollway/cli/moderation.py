@@ -3,8 +3,6 @@
 Each change is recorded with its author and reason (`gateway admin log`). The refusals of calls repeat the reason.
 """
 
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,15 +10,12 @@ import typer
 from tollway.cli.operator import (
     LATER,
     USAGE,
-    AsJson,
     CommandFailed,
-    Config,
-    OperatorServices,
+    Operator,
     Reason,
     make_origin,
+    operator_command,
     parse_argument,
-    print_result,
-    run_with_services,
 )
 from tollway.ids import Address, ListingId
 from tollway.registry.listing import Listing
@@ -34,40 +29,24 @@ ShownReason = Annotated[
 ]
 
 
-def suspend(
-    ctx: typer.Context,
-    listing_id: ListingArgument,
-    reason: ShownReason = "",
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
+@operator_command
+async def suspend(operator: Operator, listing_id: ListingArgument, reason: ShownReason = "") -> None:
     origin = make_origin(reason)
-
-    async def work(services: OperatorServices) -> None:
-        changed = await suspend_listing(services.catalog, ListingId(listing_id), origin=origin)
-        _print_listing(changed, listing_id, as_json=as_json)
-
-    run_with_services(ctx, work, config, as_json=as_json, access="write")
+    async with operator.open("write") as gateway:
+        changed = await suspend_listing(gateway.catalog, ListingId(listing_id), origin=origin)
+    _print_listing(operator, changed, listing_id)
 
 
-def restore(
-    ctx: typer.Context,
-    listing_id: ListingArgument,
-    reason: Reason = "",
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
+@operator_command
+async def restore(operator: Operator, listing_id: ListingArgument, reason: Reason = "") -> None:
     origin = make_origin(reason)
-
-    async def work(services: OperatorServices) -> None:
-        changed = await restore_listing(services.catalog, ListingId(listing_id), origin=origin)
-        _print_listing(changed, listing_id, as_json=as_json)
-
-    run_with_services(ctx, work, config, as_json=as_json, access="write")
+    async with operator.open("write") as gateway:
+        changed = await restore_listing(gateway.catalog, ListingId(listing_id), origin=origin)
+    _print_listing(operator, changed, listing_id)
 
 
 def _print_listing(
-    changed: Listing | NoActiveListing | AlwaysEdited, listing_id: str, *, as_json: bool
+    operator: Operator, changed: Listing | NoActiveListing | AlwaysEdited, listing_id: str
 ) -> None:
     match changed:
         case NoActiveListing():
@@ -80,107 +59,82 @@ def _print_listing(
             is_suspended = changed.suspended_ms is not None
             line = f"{changed.id} ({changed.name}) is {'suspended' if is_suspended else 'served'}"
             answer = {"id": changed.id, "suspended": is_suspended, "reason": changed.suspended_reason or None}
-            print_result(answer, [line], as_json)
+            operator.print(answer, [line])
 
 
-def block(
-    ctx: typer.Context,
-    address: WalletArgument,
-    reason: ShownReason = "",
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
+@operator_command
+async def block(operator: Operator, address: WalletArgument, reason: ShownReason = "") -> None:
     blocked, origin = parse_argument(Address.parse, address), make_origin(reason)
-
-    async def work(services: OperatorServices) -> None:
-        is_new = await services.moderation.block(blocked, origin=origin)
-        line = f"{blocked} is blocked" + ("" if is_new else " already")
-        print_result({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
-
-    run_with_services(ctx, work, config, as_json=as_json, access="write")
+    async with operator.open("write") as gateway:
+        is_new = await gateway.moderation.block(blocked, origin=origin)
+    line = f"{blocked} is blocked" + ("" if is_new else " already")
+    operator.print({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line])
 
 
-def unblock(
-    ctx: typer.Context,
-    address: WalletArgument,
-    reason: Reason = "",
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
+@operator_command
+async def unblock(operator: Operator, address: WalletArgument, reason: Reason = "") -> None:
     unblocked, origin = parse_argument(Address.parse, address), make_origin(reason)
-
-    async def work(services: OperatorServices) -> None:
-        was_blocked = await services.moderation.unblock(unblocked, origin=origin)
-        line = f"{unblocked} is served again" if was_blocked else f"{unblocked} was not blocked"
-        print_result({"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json)
-
-    run_with_services(ctx, work, config, as_json=as_json, access="write")
+    async with operator.open("write") as gateway:
+        was_blocked = await gateway.moderation.unblock(unblocked, origin=origin)
+    line = f"{unblocked} is served again" if was_blocked else f"{unblocked} was not blocked"
+    operator.print({"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line])
 
 
-def list_suspended(
-    ctx: typer.Context,
+@operator_command
+async def list_suspended(
+    operator: Operator,
     suspended: Annotated[
         bool, typer.Option("--suspended", help="List the suspended listings, the latest suspension first.")
     ] = False,
-    config: Config = None,
-    as_json: AsJson = False,
 ) -> None:
     """Moderation of listings."""
+    if not _is_run(operator, is_given=suspended):
+        return
+    async with operator.open("read") as gateway:
+        found = await gateway.catalog.list_suspended()
+    answer = [
+        {
+            "id": listing.id,
+            "name": listing.name,
+            "provider": str(listing.provider),
+            "suspendedAt": format_time(listing.suspended_ms),
+            "reason": listing.reason,
+        }
+        for listing in found
+    ]
+    lines = [
+        f"{each['id']}  {each['suspendedAt']}  {each['provider']}  {each['name']}"
+        + (f"  ({each['reason']})" if each["reason"] else "")
+        for each in answer
+    ]
+    operator.print({"suspended": answer}, lines or ["no listing is suspended"])
 
-    async def work(services: OperatorServices) -> None:
-        answer = [
-            {
-                "id": listing.id,
-                "name": listing.name,
-                "provider": str(listing.provider),
-                "suspendedAt": format_time(listing.suspended_ms),
-                "reason": listing.reason,
-            }
-            for listing in await services.catalog.list_suspended()
-        ]
-        lines = [
-            f"{each['id']}  {each['suspendedAt']}  {each['provider']}  {each['name']}"
-            + (f"  ({each['reason']})" if each["reason"] else "")
-            for each in answer
-        ]
-        print_result({"suspended": answer}, lines or ["no listing is suspended"], as_json)
 
-    _run_group_option(ctx, work, config, as_json=as_json, is_given=suspended)
-
-
-def list_blocked(
-    ctx: typer.Context,
+@operator_command
+async def list_blocked(
+    operator: Operator,
     blocked: Annotated[
         bool, typer.Option("--blocked", help="List the blocked wallets, the oldest block first.")
     ] = False,
-    config: Config = None,
-    as_json: AsJson = False,
 ) -> None:
     """Moderation of wallets."""
-
-    async def work(services: OperatorServices) -> None:
-        answer = [
-            {"wallet": str(each.wallet), "reason": each.reason, "blockedAt": format_time(each.since_ms)}
-            for each in await services.moderation.list_blocked()
-        ]
-        lines = [f"{each['wallet']}  {each['blockedAt']}  {each['reason']}" for each in answer]
-        print_result({"blocked": answer}, lines or ["no wallet is blocked"], as_json)
-
-    _run_group_option(ctx, work, config, as_json=as_json, is_given=blocked)
-
-
-def _run_group_option(
-    ctx: typer.Context,
-    work: Callable[[OperatorServices], Awaitable[None]],
-    config: Path | None,
-    *,
-    as_json: bool,
-    is_given: bool,
-) -> None:
-    """Runs the option of a group; before a command of the group it does nothing."""
-    if ctx.invoked_subcommand is not None:
+    if not _is_run(operator, is_given=blocked):
         return
+    async with operator.open("read") as gateway:
+        found = await gateway.moderation.list_blocked()
+    answer = [
+        {"wallet": str(each.wallet), "reason": each.reason, "blockedAt": format_time(each.since_ms)}
+        for each in found
+    ]
+    lines = [f"{each['wallet']}  {each['blockedAt']}  {each['reason']}" for each in answer]
+    operator.print({"blocked": answer}, lines or ["no wallet is blocked"])
+
+
+def _is_run(operator: Operator, *, is_given: bool) -> bool:
+    """Whether the option of a group runs; not before a command of the group. Prints the help and exits without both."""
+    if operator.ctx.invoked_subcommand is not None:
+        return False
     if not is_given:
-        print(ctx.get_help())
+        print(operator.ctx.get_help())
         raise typer.Exit(USAGE)
-    run_with_services(ctx, work, config, as_json=as_json, access="read")
+    return True

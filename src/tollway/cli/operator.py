@@ -8,33 +8,32 @@ A backup never contains the secret key, which would open every secret of the lis
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import pwd
 import socket
-import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
 
 import structlog
 import typer
 from pydantic import Secret
 
-from tollway.audit_log import AuditLog, AuditOrigin
+from tollway.audit_log import AuditOrigin
 from tollway.chain.nodes import ChainsWithNodes
 from tollway.cli.audit_report import describe_held, describe_report, describe_rewrite
 from tollway.cli.run_records import note_audit, note_backup
 from tollway.config.settings import Settings, load_settings
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.ids import TxHash
-from tollway.ledger.ledger import OperatorLedger
 from tollway.observability.telemetry import configure_logging, redact_entry
-from tollway.registry.catalog import Catalog
-from tollway.registry.moderation import Moderation, parse_reason
+from tollway.registry.moderation import parse_reason
 from tollway.storage.engine.database import (
     Database,
     ProcessLock,
@@ -46,10 +45,12 @@ from tollway.storage.engine.migrate import explain_refusal, schema_state, upgrad
 from tollway.storage.operator.backup import (
     BackupCopy,
     BackupUnusable,
-    RestoredBackup,
     back_up,
     restore_backup,
 )
+
+if TYPE_CHECKING:
+    from tollway.app.lifecycle import App
 
 DONE, FAILED, USAGE, LATER = 0, 1, 2, 3
 """Exit codes."""
@@ -67,29 +68,8 @@ Reason = Annotated[
 ]
 
 
-class OperatorServices(Protocol):
-    """The parts of the gateway that the operator's commands use; an `App` that is not opened provides them."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def database(self) -> Database: ...
-    @property
-    def catalog(self) -> Catalog: ...
-    @property
-    def operator_ledger(self) -> OperatorLedger: ...
-    @property
-    def moderation(self) -> Moderation: ...
-    @property
-    def audit_log(self) -> AuditLog: ...
-    @property
-    def chains(self) -> ChainsWithNodes: ...
-
-
 Access = Literal["look", "read", "write", "make"]
 """`look` needs no database; `read` and `write` need an existing one; `make` makes one where there is none."""
-
-MakeServices = Callable[[Settings], OperatorServices]
 
 
 class CommandFailed(Exception):
@@ -100,7 +80,7 @@ class CommandFailed(Exception):
         super().__init__(detail)
 
 
-def wire_services(settings: Settings) -> OperatorServices:
+def wire_gateway(settings: Settings) -> "App":
     """The app, wired but not opened. What it logs goes to standard error: standard output is the result of the command."""
     from tollway.app.lifecycle import App  # loads the server, which other commands do not need
 
@@ -129,13 +109,81 @@ class _StandardError:
 class OperatorEnvironment:
     """How the commands make the app, and whether two processes may write to one SQLite file."""
 
-    make_services: MakeServices = wire_services
+    wire_gateway: Callable[[Settings], "App"] = wire_gateway
     is_write_safe: Callable[[], bool] = is_shared_write_safe
 
 
-def read_environment(ctx: typer.Context) -> OperatorEnvironment:
-    """The environment that the tests give as the context's object; else the real one."""
-    return ctx.find_object(OperatorEnvironment) or OperatorEnvironment()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """The shared options of a command, and what it opens with them."""
+
+    ctx: typer.Context
+    config: Path | None
+    as_json: bool
+
+    @property
+    def environment(self) -> OperatorEnvironment:
+        """The environment that the tests give as the context's object; else the real one."""
+        return self.ctx.find_object(OperatorEnvironment) or OperatorEnvironment()
+
+    def load_settings(self) -> Settings:
+        """The settings of a command that neither signs nor names gas keys."""
+        return load_settings(os.environ, config=self.config, gas_key_files="leave_out")
+
+    @contextlib.asynccontextmanager
+    async def open(self, access: Access, settings: Settings | None = None) -> "AsyncIterator[App]":
+        """The gateway of the settings, with its database open. Raises as `open_database` does."""
+        settings = settings or self.load_settings()
+        if access != "make":
+            # Where there is no key yet, the app gets a temporary one: only what makes a database makes its key file.
+            settings = settings.model_copy(
+                update={"secret_keys": settings.secret_keys or (Secret(os.urandom(32)),)}
+            )
+        gateway = self.environment.wire_gateway(settings)
+        async with self.open_database(gateway.database, access):
+            yield gateway
+
+    @contextlib.asynccontextmanager
+    async def open_database(self, database: Database, access: Access) -> AsyncIterator[None]:
+        """Opens the database for a command, and closes it. Raises `CommandFailed` where `read` or `write` meets tables that this version must not use."""
+        with _guard_database(database, access, self.environment):
+            if access in ("write", "make"):
+                await database.open()  # on SQLite this opens the writer, which reading does without
+            try:
+                if access in ("read", "write"):
+                    refusal = explain_refusal(await schema_state(database))
+                    if refusal is not None:
+                        raise CommandFailed(refusal)
+                yield
+            finally:
+                await database.close()
+
+    def print(self, answer: Mapping[str, Any], lines: list[str]) -> None:
+        """Prints the result: `lines` for people, `answer` as JSON otherwise."""
+        if self.as_json or not sys.stdout.isatty():
+            print(json.dumps(answer, indent=2))
+        else:
+            _print_lines(lines, file=sys.stdout)
+
+
+def operator_command(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Makes a command of a coroutine of an `Operator`: it gets `--config` and `--json` after its own options, and explains failures."""
+
+    @wraps(function)
+    def command(ctx: typer.Context, config: Path | None, as_json: bool, **given: Any) -> None:
+        with explained_failures(as_json=as_json):
+            asyncio.run(function(Operator(ctx=ctx, config=config, as_json=as_json), **given))
+
+    _, *own = inspect.signature(function).parameters.values()
+    command.__signature__ = inspect.Signature([_CONTEXT, *own, *_SHARED])  # type: ignore[attr-defined]  # typer reads it
+    return command
+
+
+_CONTEXT = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+_SHARED = [
+    _CONTEXT.replace(name=name, annotation=annotation, default=default)
+    for name, annotation, default in (("config", Config, None), ("as_json", AsJson, False))
+]
 
 
 def serve(config: Config = None) -> None:
@@ -151,42 +199,34 @@ def serve(config: Config = None) -> None:
         uvloop.run(lifecycle.run(settings))
 
 
-def migrate(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
-    async def work(services: OperatorServices) -> None:
-        state = await schema_state(services.database)
-        now = await upgrade(services.database)
+@operator_command
+async def migrate(operator: Operator) -> None:
+    async with operator.open("make") as gateway:
+        state = await schema_state(gateway.database)
+        now = await upgrade(gateway.database)
         if (refusal := explain_refusal(now)) is not None:
             raise CommandFailed(refusal)
-        print_result({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
-
-    run_with_services(ctx, work, config, as_json=as_json, access="make")
+        operator.print({"before": state, "now": now}, [f"database: {state} -> {now}"])
 
 
-def doctor(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
-    async def work(services: OperatorServices) -> None:
-        from tollway.cli.doctor import examine  # loads PostgreSQL's driver
+@operator_command
+async def doctor(operator: Operator) -> None:
+    from tollway.cli.doctor import examine  # loads PostgreSQL's driver
 
-        async with _opened_chains(services.chains):
-            found = await examine(
-                given,
-                database=services.database,
-                chains=services.chains,
-                fetch_status=_fetch_status,
-                fetch_text=_fetch_text,
-                now_s=time.time(),
-            )
-        lines = [f"{finding.level:8} {finding.check}: {finding.detail}" for finding in found]
-        print_result({"findings": [asdict(finding) for finding in found]}, lines, as_json)
-        if any(finding.level == "failed" for finding in found):
-            raise typer.Exit(FAILED)
-
-    with explained_failures(as_json=as_json):
-        given = load_settings(os.environ, config=config)
-        asyncio.run(_use_services(read_environment(ctx), given, work, access="look"))
+    given = load_settings(os.environ, config=operator.config)
+    async with operator.open("look", given) as gateway, _opened_chains(gateway.chains):
+        found = await examine(
+            given, database=gateway.database, chains=gateway.chains, fetch=_fetch, now_s=time.time()
+        )
+    lines = [f"{finding.level:8} {finding.check}: {finding.detail}" for finding in found]
+    operator.print({"findings": [asdict(finding) for finding in found]}, lines)
+    if any(finding.level == "failed" for finding in found):
+        raise typer.Exit(FAILED)
 
 
-def audit(
-    ctx: typer.Context,
+@operator_command
+async def audit(
+    operator: Operator,
     release: Annotated[
         bool,
         typer.Option("--release", help="Make balances that are held after a restore spendable again."),
@@ -201,8 +241,6 @@ def audit(
         ),
     ] = False,
     reason: Reason = "",
-    config: Config = None,
-    as_json: AsJson = False,
 ) -> None:
     if release + restored + rewrite > 1:
         raise typer.BadParameter(
@@ -210,132 +248,57 @@ def audit(
         )
     is_change = release or restored or rewrite
     origin = make_origin(reason)
-
-    async def work(services: OperatorServices) -> None:
+    async with operator.open("write" if is_change else "read") as gateway:
+        ledger = gateway.operator_ledger
         if restored:
-            await services.operator_ledger.mark_restored(origin=origin)
-        report = await services.operator_ledger.audit()
-        note = await note_audit(
-            services.database,
-            report,
-            is_write_safe=None if is_change else read_environment(ctx).is_write_safe,
-        )
+            await ledger.mark_restored(origin=origin)
+        report = await ledger.audit()
+        is_write_safe = None if is_change else operator.environment.is_write_safe
+        note = await note_audit(gateway.database, report, is_write_safe=is_write_safe)
         if release and not report.is_balanced:
             raise CommandFailed(
                 "the ledger does not balance, so nothing was released. Keep the database and report this: "
                 + "; ".join(report.wrong)
             )
-        released = await services.operator_ledger.release_held(origin=origin) if release else 0
+        released = await ledger.release_held(origin=origin) if release else 0
         starts = report.wrong_period_starts
-        rewritten = await services.operator_ledger.rewrite_periods(starts, origin=origin) if rewrite else 0
-        held = () if release else report.held_payments
-        answer = {
-            "balanced": report.is_balanced,
-            "payments": report.payments,
-            "calls": report.calls,
-            "wrong": list(report.wrong),
-            "closedPeriods": report.closed_periods,
-            "markedPeriods": report.marked_periods,
-            "wrongPeriods": list(report.wrong_periods),
-            "heldCalls": list(report.held_calls),
-            "heldPayments": list(held),
-            "releasedPayments": list(report.held_payments) if release else [],
-            "released": released,
-            "rewrittenPeriods": rewritten,
-            "recorded": note is None,
-        }
-        details = describe_held(report, services.settings.networks, now_ms=time.time_ns() // 1_000_000)
-        answer["held"] = [one for one in details if one["kind"] == "call" or not release]
-        lines = list(describe_report(report, details, payments_are="released" if release else "held"))
-        lines += [f"released: {released}"] if release else []
-        lines += [describe_rewrite(rewritten)] if rewrite else []
-        lines += [note] if note else []
-        print_result(answer, lines, as_json)
-        if not (report.is_balanced if rewrite else report.is_right):
-            raise typer.Exit(FAILED)
-
-    run_with_services(ctx, work, config, as_json=as_json, access="write" if is_change else "read")
+        rewritten = await ledger.rewrite_periods(starts, origin=origin) if rewrite else 0
+    details = describe_held(report, gateway.settings.networks, now_ms=time.time_ns() // 1_000_000)
+    answer = {
+        "balanced": report.is_balanced,
+        "payments": report.payments,
+        "calls": report.calls,
+        "wrong": list(report.wrong),
+        "closedPeriods": report.closed_periods,
+        "markedPeriods": report.marked_periods,
+        "wrongPeriods": list(report.wrong_periods),
+        "heldCalls": list(report.held_calls),
+        "heldPayments": [] if release else list(report.held_payments),
+        "releasedPayments": list(report.held_payments) if release else [],
+        "released": released,
+        "rewrittenPeriods": rewritten,
+        "recorded": note is None,
+        "held": [one for one in details if one["kind"] == "call" or not release],
+    }
+    lines = list(describe_report(report, details, payments_are="released" if release else "held"))
+    lines += [f"released: {released}"] if release else []
+    lines += [describe_rewrite(rewritten)] if rewrite else []
+    lines += [note] if note else []
+    operator.print(answer, lines)
+    if not (report.is_balanced if rewrite else report.is_right):
+        raise typer.Exit(FAILED)
 
 
-def admit(
-    ctx: typer.Context,
+@operator_command
+async def admit(
+    operator: Operator,
     transaction: Annotated[str, typer.Argument(metavar="TX", help="The transaction hash.")],
     reason: Reason = "",
-    config: Config = None,
-    as_json: AsJson = False,
 ) -> None:
     tx_hash, origin = parse_argument(TxHash.parse, transaction), make_origin(reason)
-
-    async def work(services: OperatorServices) -> None:
-        await services.operator_ledger.admit(tx_hash, origin=origin)
-        print_result(
-            {"transaction": str(tx_hash), "admitted": True}, [f"callers may pay with {tx_hash}"], as_json
-        )
-
-    run_with_services(ctx, work, config, as_json=as_json, access="write")
-
-
-def run_with_services(
-    ctx: typer.Context,
-    work: Callable[[OperatorServices], Awaitable[None]],
-    config: Path | None,
-    *,
-    as_json: bool,
-    access: Access,
-) -> None:
-    run_with_settings(
-        lambda settings: _use_services(read_environment(ctx), settings, work, access=access),
-        config,
-        as_json=as_json,
-    )
-
-
-def run_with_settings(
-    run: Callable[[Settings], Coroutine[Any, Any, None]], config: Path | None, *, as_json: bool
-) -> None:
-    """Runs a command with the settings, in an event loop of its own."""
-    with explained_failures(as_json=as_json):
-        asyncio.run(run(_load_settings(config)))
-
-
-def _load_settings(config: Path | None) -> Settings:
-    """The settings of a command that neither signs nor names gas keys."""
-    return load_settings(os.environ, config=config, gas_key_files="leave_out")
-
-
-async def _use_services(
-    environment: OperatorEnvironment,
-    settings: Settings,
-    work: Callable[[OperatorServices], Awaitable[None]],
-    *,
-    access: Access,
-) -> None:
-    if access != "make":
-        # Where there is no key yet, the app gets a temporary one: only what makes a database makes its key file.
-        settings = settings.model_copy(
-            update={"secret_keys": settings.secret_keys or (Secret(os.urandom(32)),)}
-        )
-    services = environment.make_services(settings)
-    async with opened_database(services.database, access, environment):
-        await work(services)
-
-
-@contextlib.asynccontextmanager
-async def opened_database(
-    database: Database, access: Access, environment: OperatorEnvironment
-) -> AsyncIterator[None]:
-    """Opens the database for a command, and closes it. Raises `CommandFailed` where `read` or `write` meets tables that this version must not use."""
-    with _guard_database(database, access, environment):
-        if access in ("write", "make"):
-            await database.open()  # on SQLite this opens the writer, which reading does without
-        try:
-            if access in ("read", "write"):
-                refusal = explain_refusal(await schema_state(database))
-                if refusal is not None:
-                    raise CommandFailed(refusal)
-            yield
-        finally:
-            await database.close()
+    async with operator.open("write") as gateway:
+        await gateway.operator_ledger.admit(tx_hash, origin=origin)
+    operator.print({"transaction": str(tx_hash), "admitted": True}, [f"callers may pay with {tx_hash}"])
 
 
 @contextlib.contextmanager
@@ -398,13 +361,6 @@ def _print_problems(problems: list[str], code: str, *, as_json: bool) -> None:
     _print_lines([f"error: {problem}" for problem in problems], file=sys.stderr)
 
 
-def print_result(answer: Mapping[str, Any], lines: list[str], as_json: bool) -> None:
-    if as_json or not sys.stdout.isatty():
-        print(json.dumps(answer, indent=2))
-    else:
-        _print_lines(lines, file=sys.stdout)
-
-
 def _print_lines(lines: list[str], *, file: TextIO) -> None:
     """Removes control characters, which a chain node or a listing may have sent."""
     from tollway.client.safe_text import (
@@ -445,33 +401,17 @@ def describe_actor() -> str:
     return "".join(character if character.isprintable() else "?" for character in text)[:ACTOR_LENGTH_MAX]
 
 
-def _choose_issuers(url: str) -> ssl.SSLContext | bool:
-    """Raises IssuersUnusable for https."""
+async def _fetch(url: str) -> tuple[int, str] | None:
+    """GET a URL: status and body; None without a response in time, or for a longer one. Raises IssuersUnusable for https."""
+    import httpx
+
     from tollway.client.issuers import open_tls
 
-    return open_tls() if url.startswith("https:") else False
-
-
-async def _fetch_status(url: str) -> int | None:
-    import httpx
-
-    try:
-        async with httpx.AsyncClient(timeout=5.0, verify=_choose_issuers(url), trust_env=False) as client:
-            return (await client.get(url)).status_code
-    except httpx.HTTPError:
-        return None
-
-
-async def _fetch_text(url: str) -> str | None:
-    import httpx
-
-    body = bytearray()
+    tls, body = open_tls() if url.startswith("https:") else False, bytearray()
     try:
         async with (
             asyncio.timeout(FETCH_DEADLINE_S),
-            httpx.AsyncClient(
-                timeout=FETCH_DEADLINE_S, verify=_choose_issuers(url), trust_env=False
-            ) as client,
+            httpx.AsyncClient(timeout=FETCH_DEADLINE_S, verify=tls, trust_env=False) as client,
             client.stream("GET", url) as answer,
         ):
             async for part in answer.aiter_bytes():
@@ -480,7 +420,7 @@ async def _fetch_text(url: str) -> str | None:
                     return None
     except (httpx.HTTPError, TimeoutError):
         return None
-    return body.decode(errors="replace") if answer.status_code == httpx.codes.OK else None
+    return answer.status_code, body.decode(errors="replace")
 
 
 POSTGRES_NOTICE = (
@@ -492,54 +432,38 @@ HELD_NOTICE = "every balance in it is held; `tollway gateway audit` lists them a
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The copy.")]
 
 
-def backup(
-    ctx: typer.Context,
+@operator_command
+async def backup(
+    operator: Operator,
     file: File,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
-    config: Config = None,
-    as_json: AsJson = False,
 ) -> None:
-    with explained_failures(as_json=as_json):
-        settings = _load_settings(config)
-        copy = _back_up(_find_database(settings), file, force=force)
-        note = asyncio.run(
-            note_backup(
-                _find_database(settings),
-                copy,
-                is_write_safe=read_environment(ctx).is_write_safe,
-            )
-        )
-        key_file = _name_key_file(settings)
-        lines = [f"{file}: {copy.size_bytes} bytes, generation {copy.generation}", *_describe_audit(copy)]
-        lines += [note] if note else []
-        lines.append(f"the secret key is not in it: keep a copy of {key_file or 'your settings'} elsewhere")
-        print_result(
-            {"file": str(file), **_report(copy), "secretKeyFile": key_file, "recorded": note is None},
-            lines,
-            as_json,
-        )
-        _fail_unbalanced(copy)
+    settings = operator.load_settings()
+    copy = await _back_up(_find_database(settings), file, force=force)
+    is_write_safe = operator.environment.is_write_safe
+    note = await note_backup(_find_database(settings), copy, is_write_safe=is_write_safe)
+    key_file = None if settings.secret_key_file is None else str(settings.secret_key_file)
+    lines = [f"{file}: {copy.size_bytes} bytes, generation {copy.generation}", *_describe_audit(copy)]
+    lines += [note] if note else []
+    lines.append(f"the secret key is not in it: keep a copy of {key_file or 'your settings'} elsewhere")
+    answer = {"file": str(file), **_report(copy), "secretKeyFile": key_file, "recorded": note is None}
+    operator.print(answer, lines)
+    _fail_unbalanced(copy)
 
 
-def restore(file: File, reason: Reason = "", config: Config = None, as_json: AsJson = False) -> None:
-    origin = make_origin(reason)
-    with explained_failures(as_json=as_json):
-        settings = _load_settings(config)
-        database = _find_database(settings)
-        done = _restore(database, file, origin=origin)
-        kept, key_file = None if done.kept is None else str(done.kept), _name_key_file(settings)
-        lines = [f"{database.path} is now the copy", *_describe_audit(done.copy)]
-        lines += [f"what it replaced: {kept}"] if kept else []
-        lines += (
-            [
-                f"restore {key_file} too before you start a gateway: a new key cannot decrypt the secrets of listings"
-            ]
-            if (key_file and not Path(key_file).exists())
-            else []
-        )
-        answer = {"database": str(database.path), **_report(done.copy), "replaced": kept}
-        print_result(answer, [*lines, HELD_NOTICE], as_json)
-        _fail_unbalanced(done.copy)
+@operator_command
+async def restore(operator: Operator, file: File, reason: Reason = "") -> None:
+    origin, settings = make_origin(reason), operator.load_settings()
+    database = _find_database(settings)
+    with _stopped_gateway(database, file) as copy:
+        done = await restore_backup(copy, database.path, origin=origin)
+    kept = None if done.kept is None else str(done.kept)
+    lines = [f"{database.path} is now the copy", *_describe_audit(done.copy)]
+    lines += [f"what it replaced: {kept}"] if kept else []
+    lines += _advise_about_key(settings.secret_key_file)
+    answer = {"database": str(database.path), **_report(done.copy), "replaced": kept}
+    operator.print(answer, [*lines, HELD_NOTICE])
+    _fail_unbalanced(done.copy)
 
 
 def _find_database(settings: Settings) -> SqliteDatabase:
@@ -550,17 +474,19 @@ def _find_database(settings: Settings) -> SqliteDatabase:
     return database
 
 
-def _back_up(database: SqliteDatabase, file: Path, *, force: bool) -> BackupCopy:
+async def _back_up(database: SqliteDatabase, file: Path, *, force: bool) -> BackupCopy:
     if not database.path.exists():
         raise CommandFailed(f"there is no database at {database.path} yet")
     _check_target(database, file, force=force)
     try:
-        return asyncio.run(back_up(database.path, file))
+        return await back_up(database.path, file)
     except (BackupUnusable, OSError) as exc:
         raise CommandFailed(f"nothing was backed up: {exc}") from exc
 
 
-def _restore(database: SqliteDatabase, file: Path, *, origin: AuditOrigin) -> RestoredBackup:
+@contextlib.contextmanager
+def _stopped_gateway(database: SqliteDatabase, file: Path) -> Iterator[Path]:
+    """Holds the lock of the gateway while the copy replaces its database. Gives the absolute path of the copy."""
     if not file.is_file():
         raise CommandFailed(f"there is no file {file}")
     database.path.parent.mkdir(parents=True, exist_ok=True)
@@ -569,7 +495,7 @@ def _restore(database: SqliteDatabase, file: Path, *, origin: AuditOrigin) -> Re
         if not lock.acquire():
             detail = f"a gateway uses {database.path}; stop it first"
             raise CommandFailed(detail, exit_code=LATER)
-        return asyncio.run(restore_backup(file.absolute(), database.path, origin=origin))
+        yield file.absolute()
     except (BackupUnusable, OSError) as exc:
         raise CommandFailed(f"nothing was restored: {exc}") from exc
     finally:
@@ -584,9 +510,12 @@ def _check_target(database: SqliteDatabase, file: Path, *, force: bool) -> None:
         raise CommandFailed(f"{file} is there already; --force replaces it")
 
 
-def _name_key_file(settings: Settings) -> str | None:
-    """None when the key is in the settings."""
-    return None if settings.secret_key_file is None else str(settings.secret_key_file)
+def _advise_about_key(key_file: Path | None) -> list[str]:
+    if key_file is None or key_file.exists():
+        return []
+    return [
+        f"restore {key_file} too before you start a gateway: a new key cannot decrypt the secrets of listings"
+    ]
 
 
 def _report(copy: BackupCopy) -> dict[str, object]:

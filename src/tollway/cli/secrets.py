@@ -5,7 +5,6 @@ It never prints a key, never makes one, and changes nothing but the encryption o
 """
 
 import os
-from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -14,19 +13,12 @@ import typer
 from tollway.cli.operator import (
     FAILED,
     LATER,
-    Access,
-    AsJson,
     CommandFailed,
-    Config,
-    OperatorEnvironment,
+    Operator,
     Reason,
     make_origin,
-    opened_database,
-    print_result,
-    read_environment,
-    run_with_settings,
+    operator_command,
 )
-from tollway.config.settings import Settings
 from tollway.storage.engine.database import connect_database
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.operator.key_rotation import KeyCounts, KeyRotation, SealCount
@@ -40,41 +32,39 @@ class SecretsAction(StrEnum):
     REENCRYPT = "reencrypt"
 
 
-def count_or_reencrypt(
-    ctx: typer.Context,
+@operator_command
+async def count_or_reencrypt(
+    operator: Operator,
     action: Annotated[
         SecretsAction,
         typer.Argument(help="`status` changes nothing; `reencrypt` encrypts again with the first key."),
     ] = SecretsAction.STATUS,
     reason: Reason = "",
-    config: Config = None,
-    as_json: AsJson = False,
 ) -> None:
     """Gateways may serve meanwhile. A run that is interrupted loses nothing: run it again."""
+    origin, settings = make_origin(reason), operator.load_settings()
+    if not settings.secret_keys:
+        raise CommandFailed(f"there is no key at {settings.secret_key_file} yet; the first start makes one")
+    # Without the app: this needs the database and the keys alone.
+    database = connect_database(settings.database_url.get_secret_value())
+    key, *others = [key.get_secret_value() for key in settings.secret_keys]
+    rotation = KeyRotation(database, sealer=Sealer(key, others=others, entropy=os.urandom))
+    reencrypted = None if action is SecretsAction.STATUS else 0
+    async with operator.open_database(database, "read" if reencrypted is None else "write"):
+        if reencrypted is None:
+            counts = await rotation.count()
+        else:
+            for _ in range(PASSES_MAX):
+                counts = await rotation.reencrypt(origin=origin)
+                reencrypted += counts.reencrypted
+                if not counts.older:
+                    break
+    _print_key_counts(operator, counts, keys=1 + len(others), reencrypted=reencrypted)
+    if counts.older and reencrypted is not None:
+        raise typer.Exit(LATER)
 
-    origin = make_origin(reason)
 
-    async def work(rotation: KeyRotation, keys: int) -> None:
-        if action is SecretsAction.STATUS:
-            _print_key_counts(await rotation.count(), keys=keys, reencrypted=None, as_json=as_json)
-            return
-        reencrypted = 0
-        for _ in range(PASSES_MAX):
-            counts = await rotation.reencrypt(origin=origin)
-            reencrypted += counts.reencrypted
-            if not counts.older:
-                break
-        _print_key_counts(counts, keys=keys, reencrypted=reencrypted, as_json=as_json)
-        if counts.older:
-            raise typer.Exit(LATER)
-
-    access: Access = "read" if action is SecretsAction.STATUS else "write"
-    run_with_settings(
-        lambda settings: _use_keys(work, settings, read_environment(ctx), access), config, as_json=as_json
-    )
-
-
-def _print_key_counts(counts: KeyCounts, *, keys: int, reencrypted: int | None, as_json: bool) -> None:
+def _print_key_counts(operator: Operator, counts: KeyCounts, *, keys: int, reencrypted: int | None) -> None:
     """Exits with 1 when no key opens the secret of a listing. `keys`: the number of known keys. `reencrypted` None: the command only counted."""
     answer: dict[str, Any] = {
         "keys": keys,
@@ -104,7 +94,7 @@ def _print_key_counts(counts: KeyCounts, *, keys: int, reencrypted: int | None, 
         lines.append(
             "No value needs an older key. An hour after the last restart you can remove the older keys."
         )
-    print_result(answer, lines, as_json)
+    operator.print(answer, lines)
     if counts.secrets.lost:
         raise typer.Exit(FAILED)
 
@@ -122,19 +112,3 @@ def _count_json(count: SealCount) -> dict[str, Any]:
         "lost": count.lost,
         "lostIds": count.lost_ids,
     }
-
-
-async def _use_keys(
-    work: Callable[[KeyRotation, int], Awaitable[None]],
-    settings: Settings,
-    environment: OperatorEnvironment,
-    access: Access,
-) -> None:
-    """Does not build the app: it needs the database and the keys."""
-    if not settings.secret_keys:
-        raise CommandFailed(f"there is no key at {settings.secret_key_file} yet; the first start makes one")
-    database = connect_database(settings.database_url.get_secret_value())
-    async with opened_database(database, access, environment):
-        key, *others = [key.get_secret_value() for key in settings.secret_keys]
-        sealer = Sealer(key, others=others, entropy=os.urandom)
-        await work(KeyRotation(database, sealer=sealer), 1 + len(others))
