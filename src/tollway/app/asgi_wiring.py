@@ -17,6 +17,7 @@ from tollway import __version__
 from tollway.app.page_wiring import make_page_renderer, page_routers
 from tollway.app.parts import GatewayParts
 from tollway.app.runtime import RandomPool, now_ms, ticks_ms
+from tollway.chain.networks import find_asset
 from tollway.chain.nodes import read_head_times
 from tollway.gateway.access import AccessControl
 from tollway.gateway.authorization_payment import AuthorizationRail
@@ -36,7 +37,7 @@ from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.signatures import ReceiptSigner
 from tollway.identity.siwe import PublicOrigin
 from tollway.identity.viewers import BookAccess
-from tollway.ids import Address, ChainId, ListingId
+from tollway.ids import Address, ListingId
 from tollway.money import Asset
 from tollway.payments.mpp import Challenger
 from tollway.payments.transaction_lookup import TransactionStatusReader
@@ -234,7 +235,7 @@ class AsgiBuilder:
             find_block=parts.moderation.find_block,
             rules=parts.rules,
             profiles={network.rules.chain_id: network.profile for network in settings.networks},
-            find_asset=self._find_asset,
+            find_asset=partial(find_asset, parts.rules),
             away_s=parts.node_health.away_s,
             settled_rails=settled_rails,
             withdrawn_since_ms=lambda: settlement.withdrawn_since_ms,
@@ -456,10 +457,6 @@ class AsgiBuilder:
             confirmations_for=lambda asset, units: rules[asset.chain_id].confirmations_for(asset, units),
             is_offered=is_offered,
         )
-
-    def _find_asset(self, chain_id: ChainId, key: str) -> Asset | None:
-        assets = self._parts.rules[chain_id].assets if chain_id in self._parts.rules else ()
-        return next((asset for asset in assets if asset.key == key), None)
 
 
 def make_mpp_challenger(secret_keys: Sequence[bytes], origin: PublicOrigin) -> Challenger:

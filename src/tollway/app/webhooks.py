@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from tollway.app.runtime import BackgroundTaskGroup
-from tollway.chain.networks import ChainRules
+from tollway.chain.networks import ChainRules, find_asset
 from tollway.config.settings import Settings
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
 from tollway.identity.http_signatures import encode_base64url
 from tollway.ids import ChainId, format_id
-from tollway.money import Asset
 from tollway.observability.background import BackgroundTasks, TaskName
 from tollway.outbound.client import HttpClient
 from tollway.outbound.policy import Endpoint, parse_endpoint
@@ -51,7 +50,6 @@ class WebhookServices:
         self._limits = limits = settings.limits
         self._background = background
         self._http_client = http_client
-        self._rules = rules
         self._now_ms = now_ms
         self._down: dict[str, None] = {}
         self._signer = UpstreamSigner.derive([key.get_secret_value() for key in settings.secret_keys])
@@ -70,7 +68,7 @@ class WebhookServices:
             sealer=sealer,
             now_ms=now_ms,
             entropy=secrets.token_bytes,
-            find_asset=self._find_asset,
+            find_asset=partial(find_asset, rules),
             format_time=format_time,
             limits=limits,
         )
@@ -120,7 +118,3 @@ class WebhookServices:
 
     def _make_id(self) -> str:
         return format_id("evt", now_ms=self._now_ms(), entropy=secrets.token_bytes(10))
-
-    def _find_asset(self, chain_id: ChainId, key: str) -> Asset | None:
-        assets = self._rules[chain_id].assets if chain_id in self._rules else ()
-        return next((asset for asset in assets if asset.key == key), None)

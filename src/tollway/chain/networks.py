@@ -1,5 +1,6 @@
 """The rules of each network: its assets, the depth that a payment needs, and presets for known networks. Pure data, without RPC URLs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -327,6 +328,12 @@ _PRESETS = (
 
 PRESETS = MappingProxyType({preset.name: preset for preset in _PRESETS})
 """The presets by name. `sandbox` and `base-sepolia` have the same chain id, so a gateway uses one of them."""
+
+
+def find_asset(rules: Mapping[ChainId, ChainRules], chain_id: ChainId, key: str) -> Asset | None:
+    """The asset with this ledger key; None where the settings do not have it."""
+    assets = rules[chain_id].assets if chain_id in rules else ()
+    return next((asset for asset in assets if asset.key == key), None)
 
 
 def describe_network(chain_id: ChainId) -> str:

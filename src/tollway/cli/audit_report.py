@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tollway.chain.networks import ChainRules
+from tollway.chain.networks import ChainRules, find_asset
 from tollway.config.networks import NetworkSettings
 from tollway.ids import ChainId
 from tollway.ledger.ledger import AuditReport, HeldMoney
@@ -33,9 +33,9 @@ def describe_held(
 
 
 def _describe_one(held: HeldMoney, rules: Mapping[ChainId, ChainRules], *, now_ms: int) -> dict[str, Any]:
-    chain = None if held.chain_id is None else rules.get(held.chain_id)
-    known = () if chain is None else chain.assets
-    asset = next((one for one in known if one.key == held.asset), None)
+    asset = None
+    if held.chain_id is not None and held.asset is not None:
+        asset = find_asset(rules, held.chain_id, held.asset)
     return {
         "kind": "call" if held.is_call else "payment",
         "id": held.id,

@@ -8,7 +8,7 @@ authorisation, so it is possible only while the token still accepts it. The page
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-from tollway.chain.networks import ChainRules
+from tollway.chain.networks import ChainRules, find_asset
 from tollway.chain.port import SettlementChain
 from tollway.errors import ChainUnavailable
 from tollway.ids import ChainId
@@ -74,7 +74,7 @@ class HeldCalls:
         known = await self._ledger.find_call_authorization(call.id)
         if known is None or known.transfer is not None:
             return None  # a payment holds the price
-        asset = self._find_asset(known)
+        asset = find_asset(self._rules, known.authorization.chain_id, known.authorization.asset)
         if asset is None or asset.chain_id not in self._gas_budget.chain_ids:
             return ChargeFault.NOT_SETTLED
         is_over = known.authorization.valid_before <= self._now_ms() // 1000
@@ -115,8 +115,3 @@ class HeldCalls:
         if isinstance(use, UseNotFound):
             return by_clock
         return ChargeFault.USED if isinstance(use, Cancelled) else None
-
-    def _find_asset(self, known: AuthorizedCall) -> Asset | None:
-        rules = self._rules.get(known.authorization.chain_id)
-        assets = () if rules is None else rules.assets
-        return next((asset for asset in assets if asset.key == known.authorization.asset), None)

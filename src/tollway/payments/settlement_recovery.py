@@ -14,7 +14,7 @@ from functools import partial
 import structlog
 
 from tollway.bounded_cache import BoundedDict
-from tollway.chain.networks import ChainRules
+from tollway.chain.networks import ChainRules, find_asset
 from tollway.chain.port import (
     AuthorizationFacts,
     ChainFacts,
@@ -204,8 +204,7 @@ class SettlementRecovery:
     async def _read_call(self, call: AuthorizedCall) -> _OrphanedCall | None:
         authorization = call.authorization
         rules = self._rules.get(authorization.chain_id)
-        assets = () if rules is None else rules.assets
-        asset = next((asset for asset in assets if asset.key == authorization.asset), None)
+        asset = find_asset(self._rules, authorization.chain_id, authorization.asset)
         if rules is None or asset is None:
             _log.warning("sweep_without_network", call_id=call.call_id, chain_id=authorization.chain_id)
             await self._postpone(call, since_ms=call.created_ms)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 
 from tollway.bounded_cache import BoundedDict
-from tollway.chain.networks import ChainRules
+from tollway.chain.networks import ChainRules, find_asset
 from tollway.chain.port import ChainFacts, ChainReader, LookupQuota, NotMined, Quorum
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, StorageUnavailable, TollwayError
 from tollway.identity.signatures import SignatureVerifier, paid_call_digest, recover, transaction_digests
@@ -400,7 +400,7 @@ class TransactionVerifier:
 
     async def _is_credit_here(self, payment: Payment, entry: CatalogEntry) -> bool:
         rules = self._rules.get(payment.chain_id)
-        if rules is None or self._find_asset(payment) is None:
+        if rules is None or find_asset(self._rules, payment.chain_id, payment.asset) is None:
             return False
         if not any(rules.kind == self._rules[c].kind for c in entry.versions[0].networks if c in self._rules):
             return False  # money of a test network never buys calls that are sold on a main network
@@ -445,13 +445,8 @@ class TransactionVerifier:
         return tuple(
             SpendablePayment(payment=payment, asset=asset, is_first=payment.taken_units == 0)
             for payment in payments
-            if (asset := self._find_asset(payment)) is not None
+            if (asset := find_asset(self._rules, payment.chain_id, payment.asset)) is not None
         )
-
-    def _find_asset(self, payment: Payment) -> Asset | None:
-        rules = self._rules.get(payment.chain_id)
-        assets = () if rules is None else rules.assets
-        return next((asset for asset in assets if asset.key == payment.asset), None)
 
     # ---- First presentation: the chain is read once.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tollway.chain.networks import ChainRules, NetworkProfile
+from tollway.chain.networks import ChainRules, NetworkProfile, find_asset
 from tollway.ids import ChainId, format_network
 from tollway.observability.fleet import BookSizes, EncryptedValues, HeldPayment
 from tollway.web.http.query import format_time
@@ -69,8 +69,7 @@ def _held_json(
 ) -> dict[str, Any]:
     """`credit`: in the currency; None where the settings do not have the asset any more."""
     profile = profiles.get(held.chain_id)
-    assets = rules[held.chain_id].assets if held.chain_id in rules else ()
-    asset = next((one for one in assets if one.key == held.asset), None)
+    asset = find_asset(rules, held.chain_id, held.asset)
     return {
         "network": format_network(held.chain_id),
         "transaction": str(held.tx_hash),

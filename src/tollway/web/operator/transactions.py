@@ -6,7 +6,7 @@ from typing import Any, assert_never
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tollway.chain.networks import ChainRules, NetworkProfile
+from tollway.chain.networks import ChainRules, NetworkProfile, find_asset
 from tollway.chain.port import ChainFacts, NotMined
 from tollway.errors import ChainUnavailable, NodesDisagree
 from tollway.ids import ChainId, TxHash, format_network
@@ -121,8 +121,7 @@ def _payment_json(
     found: InspectedTransaction, payment: Payment, rules: Mapping[ChainId, ChainRules]
 ) -> dict[str, Any]:
     """A recorded payment, and `chain`: what the chain says of it now. `chainValue`: None unless it still pays."""
-    own = rules.get(payment.chain_id)
-    asset = next((one for one in own.assets if one.key == payment.asset), None) if own else None
+    asset = find_asset(rules, payment.chain_id, payment.asset)
 
     def amount(units: int) -> str:
         return str(units) if asset is None else asset.format_units(units)
