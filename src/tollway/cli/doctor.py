@@ -75,29 +75,35 @@ async def examine(
     """Runs every check; a failed one does not stop the others."""
     findings = [finding async for finding in examine_local(settings, database)]
 
-    def add(check: str, verdict: Verdict | None, *, of: str = "") -> None:
+    async def add(check: str, examined: Awaitable[Verdict | None], *, of: str = "") -> None:
+        try:
+            verdict = await examined
+        except StorageUnavailable:
+            verdict = "failed", "the database does not answer; repair it and run doctor again"
+        except (ChainUnavailable, IssuersUnusable) as exc:
+            verdict = "failed", str(exc)
         if verdict is not None:
             level, detail = verdict
             findings.append(Finding(check=check, level=level, detail=of + detail))
 
     found = next(finding for finding in findings if finding.check == "database")
     if found.level in ("ok", "warning") and settings.secret_keys:
-        add("secrets", await _examine_seals(settings, database))
+        await add("secrets", _examine_seals(settings, database))
     if is_postgres(database):
-        add("leaders", await _examine_leaders(database))
+        await add("leaders", _examine_leaders(database))
     for network in settings.networks:
         chain_id, of = network.rules.chain_id, f"{network.name}: "
-        add(f"chain_{chain_id}", await _examine_chain(network, chains, now_s), of=of)
-        settlement = await _examine_settlement(settings, network, chains, fetch)
-        add(f"settlement_{chain_id}", settlement, of=of)
+        await add(f"chain_{chain_id}", _examine_chain(network, chains, now_s), of=of)
+        settlement = _examine_settlement(settings, network, chains, fetch)
+        await add(f"settlement_{chain_id}", settlement, of=of)
         if network.settlement.gas_keys and (settings.x402 or settings.mpp):
-            least = await _examine_settlement_min(network.settlement, chains)
-            add(f"settlement_min_{chain_id}", least, of=of)
-            add(f"gas_keys_{chain_id}", await _examine_gas_keys(network.settlement, chains), of=of)
-    add("shared_rates", await _examine_rates(settings))
-    add("ownership", await _examine_ownership(settings))
-    add("gateway", await _examine_gateway(settings, fetch))
-    add("background", await _examine_background(settings, fetch))
+            least = _examine_settlement_min(network.settlement, chains)
+            await add(f"settlement_min_{chain_id}", least, of=of)
+            await add(f"gas_keys_{chain_id}", _examine_gas_keys(network.settlement, chains), of=of)
+    await add("shared_rates", _examine_rates(settings))
+    await add("ownership", _examine_ownership(settings))
+    await add("gateway", _examine_gateway(settings, fetch))
+    await add("background", _examine_background(settings, fetch))
     return tuple(findings)
 
 
@@ -105,10 +111,7 @@ async def _examine_seals(settings: Settings, database: Database) -> Verdict:
     """Whether the keys open the stored secrets, and whether the first key alone does: a check after a restore and while the key changes."""
     key, *others = [key.get_secret_value() for key in settings.secret_keys]
     rotation = KeyRotation(database, sealer=Sealer(key, others=others, entropy=secrets.token_bytes))
-    try:
-        counts = await rotation.count(responses_max=_RESPONSES_CHECKED_MAX)
-    except StorageUnavailable:
-        return "failed", "the database does not answer; repair it and run doctor again"
+    counts = await rotation.count(responses_max=_RESPONSES_CHECKED_MAX)
     if counts.secrets.lost:
         listings = ", ".join(counts.secrets.lost_ids)
         detail = (
@@ -132,16 +135,13 @@ async def _examine_seals(settings: Settings, database: Database) -> Verdict:
 
 async def _examine_leaders(database: PostgresDatabase) -> Verdict:
     """Which gateway leads each duty (settlement recovery, reorg watch), and whether a pooler prevents leadership."""
-    try:
-        if await are_sessions_shared(database):
-            detail = (
-                "a pooler shares the server's sessions between transactions, and the lock of a leader needs a session "
-                "of its own; point database_url at the server, or pool by session"
-            )
-            return "failed", detail
-        leaders = await find_leaders(database)
-    except StorageUnavailable:
-        return "failed", "the database does not answer; repair it and run doctor again"
+    if await are_sessions_shared(database):
+        detail = (
+            "a pooler shares the server's sessions between transactions, and the lock of a leader needs a session "
+            "of its own; point database_url at the server, or pool by session"
+        )
+        return "failed", detail
+    leaders = await find_leaders(database)
     parts = [
         f"{duty.label}: {leaders[duty].address or 'on the machine of the database'} "
         f"(server process {leaders[duty].server_process}{_format_handicap(leaders[duty])})"
@@ -213,10 +213,7 @@ async def _examine_settlement(
         silent = "no token there has the name and version of an EIP-712 domain"
     if silent is not None:
         return "note", f"no authorised payments: {silent}"
-    try:
-        faults = [fault async for fault in _find_faults(rules, tokens, chains, fetch)]
-    except ChainUnavailable as exc:
-        return "failed", str(exc)
+    faults = [fault async for fault in _find_faults(rules, tokens, chains, fetch)]
     if faults:
         detail = "authorised payments are not offered, or not by every key or token: "
         return "warning", detail + "; ".join(faults)
@@ -229,10 +226,7 @@ async def _examine_settlement_min(rules: SettlementRules, chains: SettlementChai
     """The lowest price that the network settles at the current gas price, compared with the cost of a settlement."""
     if rules.native_price_nano is None:
         return "note", "native_price is not set: settlement_min does not follow the price of gas"
-    try:
-        price_wei = (await chains.fetch_fees(rules.chain_id)).price_wei
-    except ChainUnavailable as exc:
-        return "failed", str(exc)
+    price_wei = (await chains.fetch_fees(rules.chain_id)).price_wei
     cost_nano, min_nano = rules.cost_nano(price_wei), rules.min_nano_at(price_wei)
     cost, least = format_decimal(cost_nano, decimals=9), format_decimal(min_nano, decimals=9)
     if min_nano < cost_nano:
@@ -243,12 +237,9 @@ async def _examine_settlement_min(rules: SettlementRules, chains: SettlementChai
 
 async def _examine_gas_keys(rules: SettlementRules, chains: SettlementChain) -> Verdict:
     """Each gas key with its balance, in the order of the settings. Below `GAS_FLOORS_MIN` floors the alerts GasKeyLow and GasKeysLow fire."""
-    try:
-        balances = [
-            (await chains.fetch_account(rules.chain_id, key.address)).balance_wei for key in rules.gas_keys
-        ]
-    except ChainUnavailable as exc:
-        return "failed", str(exc)
+    balances = [
+        (await chains.fetch_account(rules.chain_id, key.address)).balance_wei for key in rules.gas_keys
+    ]
     least_wei = GAS_FLOORS_MIN * rules.gas_floor_wei
     parts = [
         f"{key.address} has {format_decimal(balance_wei, decimals=18)}"
@@ -337,10 +328,7 @@ async def _examine_ownership(settings: Settings) -> Verdict | None:
 
 
 async def _examine_gateway(settings: Settings, fetch: Fetch) -> Verdict:
-    try:
-        answer = await fetch(settings.public_url + "/readyz")
-    except IssuersUnusable as exc:
-        return "failed", str(exc)
+    answer = await fetch(settings.public_url + "/readyz")
     if answer is None:
         return "note", f"no gateway answers at {settings.public_url} now"
     if answer[0] == _READY:

@@ -1,7 +1,7 @@
 """`tollway history`: the calls of a wallet as a table, and one call whole with what to do about it."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -17,10 +17,10 @@ from tollway.cli.output import (
     is_for_people,
     list_objects,
     open_console,
+    print_filled_members,
     print_foot,
     print_json,
     print_line,
-    print_members,
     print_rows,
     quote_word,
     read_object,
@@ -294,16 +294,16 @@ def format_age(value: object, *, now: datetime) -> str:
 
 def print_call(call: Mapping[str, Any], *, is_decided: bool = False) -> None:
     """Prints one call whole, and what to do about it. `is_decided`: its provider decided it just now, so a pending one is being settled."""
-    print_members(dict(_list_members(call)))
+    print_filled_members(_list_members(call))
     advice = SETTLING_ADVICE if is_decided and call.get("status") == "pending" else advise(call)
     if advice:
         print_line(advice)
 
 
-def _list_members(call: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """The members of a call that have a value, in reading order."""
+def _list_members(call: Mapping[str, Any]) -> dict[str, object]:
+    """The members of a call in reading order."""
     payment = _read_payment(call)
-    members = {
+    return {
         "call": call.get("id"),
         "state": describe_state(call),
         "price": _format_price(call),
@@ -327,9 +327,6 @@ def _list_members(call: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         "key": call.get("idempotencyKey"),
         "request id": call.get("requestId"),
     }
-    for name, value in members.items():
-        if value not in (None, ""):
-            yield name, plain_line(format_value(value))
 
 
 def describe_state(call: Mapping[str, Any]) -> str:

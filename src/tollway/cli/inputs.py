@@ -118,11 +118,9 @@ class OneNode:
 def read_draft(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
+    raw = read_file(file, DRAFT_BYTES_MAX)
     try:
-        raw = file.read_bytes()[:DRAFT_BYTES_MAX]
         draft = tomllib.loads(raw.decode()) if file.suffix == ".toml" else from_json(raw)
-    except OSError as exc:
-        raise ValueError(f"{file} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:
         raise ValueError(f"{file} is neither JSON nor TOML: {exc}") from exc
     if isinstance(draft, dict):
@@ -135,10 +133,16 @@ def read_content(given: str | None) -> bytes | None:
         return None if given is None else given.encode()
     if given == "@-":
         return sys.stdin.buffer.read()
+    return read_file(given[1:])
+
+
+def read_file(file: Path | str, bytes_max: int = -1) -> bytes:
+    """The first `bytes_max` bytes of a file; -1: all. Raises ValueError."""
     try:
-        return Path(given[1:]).read_bytes()
+        with open(file, "rb") as opened:
+            return opened.read(bytes_max)
     except OSError as exc:
-        raise ValueError(f"{given[1:]} cannot be read: {exc.strerror}") from exc
+        raise ValueError(f"{file} cannot be read: {exc.strerror}") from exc
 
 
 def read_headers(given: list[str]) -> dict[str, str]:

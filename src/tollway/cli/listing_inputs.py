@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from pydantic_core import from_json
 
-from tollway.cli.inputs import DRAFT_BYTES_MAX
+from tollway.cli.inputs import DRAFT_BYTES_MAX, read_file
 from tollway.client.safe_text import plain_line
 from tollway.registry.listing_fields import BY_OPTION, Kind, ListingField
 
@@ -109,12 +109,9 @@ def _read_metering(file: Path) -> dict[str, Any]:
 
 
 def _read_object(file: Path, *, name: str, advice: str) -> dict[str, Any]:
+    raw = read_file(file, DRAFT_BYTES_MAX)
     try:
-        with file.open("rb") as opened:
-            raw = opened.read(DRAFT_BYTES_MAX)
         document = from_json(raw)
-    except OSError as exc:
-        raise ValueError(f"{file} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:
         raise ValueError(f"{file} is not JSON: {exc}. {advice}") from exc
     if isinstance(document, dict):
@@ -132,10 +129,7 @@ def _read_secret(given: Mapping[str, Any]) -> dict[str, str] | None:
         secret = {"in": "header" if query is None else "query", "name": str(query or header)}
     if file is not None:
         try:
-            with file.open("rb") as opened:
-                secret["value"] = opened.read(SECRET_BYTES_MAX).decode().strip()
-        except OSError as exc:
-            raise ValueError(f"{file} cannot be read: {exc.strerror}") from exc
+            secret["value"] = read_file(file, SECRET_BYTES_MAX).decode().strip()
         except UnicodeDecodeError as exc:
             raise ValueError(f"{file} is not text in UTF-8") from exc
     return secret or None

@@ -166,6 +166,13 @@ def print_entry(title: str, words: Iterable[object]) -> None:
     open_console().print(Text("    " + plain_line(" · ".join(format_value(word) for word in words if word))))
 
 
+def print_filled_members(document: JsonObject) -> None:
+    """Prints the members that have a value, each on one line."""
+    print_members(
+        {name: plain_line(format_value(value)) for name, value in document.items() if value not in (None, "")}
+    )
+
+
 def print_members(document: JsonObject) -> None:
     """Prints an object, one line for each member; nested values as JSON."""
     table = Table(box=None, pad_edge=False, show_header=False)

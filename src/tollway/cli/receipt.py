@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from tollway.cli.inputs import LATER, REFUSED, USAGE, AsJson
+from tollway.cli.inputs import LATER, REFUSED, USAGE, AsJson, read_file
 from tollway.cli.output import (
     is_for_people,
     print_failure,
+    print_filled_members,
     print_foot,
     print_json,
     print_line,
-    print_members,
 )
 from tollway.client.receipts import (
     KEYS_BYTES_MAX,
@@ -28,7 +28,6 @@ from tollway.client.receipts import (
     parse_document,
     parse_signers,
 )
-from tollway.client.safe_text import format_value, plain_line
 from tollway.identity.did_document import PublishedSigners
 from tollway.money import format_decimal
 from tollway.payments.call_receipt import ReceiptVerdict, verify_call_receipt
@@ -87,13 +86,9 @@ def verify(
 
 def _read_file(file: Path, bytes_max: int) -> bytes:
     """One byte more than `bytes_max` at most, so that a longer file is refused and not cut."""
-    try:
-        if str(file) == "-":
-            return sys.stdin.buffer.read(bytes_max + 1)
-        with file.open("rb") as opened:
-            return opened.read(bytes_max + 1)
-    except OSError as exc:
-        raise ValueError(f"{file} cannot be read: {exc.strerror}") from exc
+    if str(file) == "-":
+        return sys.stdin.buffer.read(bytes_max + 1)
+    return read_file(file, bytes_max + 1)
 
 
 def _find_keys(keys: Path | None, receipt: Mapping[str, Any]) -> KeySource:
@@ -139,7 +134,7 @@ def _list_unsigned(receipt: Mapping[str, Any]) -> list[str]:
 def _print_verdict(receipt: Mapping[str, Any], verdict: ReceiptVerdict, source: KeySource) -> None:
     if verdict.is_valid:
         print_line(f"Valid. Signed by {verdict.signer}.", style="green")
-        print_members(dict(_list_members(receipt["payload"])))
+        print_filled_members(_list_members(receipt["payload"]))
     else:
         print_line("Not valid. Do not book this receipt.", style="red")
         for one in verdict.mismatches:
@@ -151,9 +146,9 @@ def _print_verdict(receipt: Mapping[str, Any], verdict: ReceiptVerdict, source: 
         print_line(line)
 
 
-def _list_members(payload: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """The fields that have a value, in reading order."""
-    members = {
+def _list_members(payload: Mapping[str, Any]) -> dict[str, object]:
+    """The fields in reading order."""
+    return {
         "call": payload["callId"],
         "state": payload["state"],
         "amount": format_amount(payload),
@@ -172,9 +167,6 @@ def _list_members(payload: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         "ended": format_second(payload["completedAt"]) or None,
         "stated": format_second(payload["issuedAt"]),
     }
-    for name, value in members.items():
-        if value not in (None, ""):
-            yield name, plain_line(format_value(value))
 
 
 def format_amount(payload: Mapping[str, Any]) -> str:

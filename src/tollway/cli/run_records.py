@@ -4,7 +4,7 @@ A command that cannot record its end has succeeded nevertheless: it returns a no
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 from tollway.errors import StorageUnavailable
@@ -24,34 +24,23 @@ async def note_audit(
 ) -> str | None:
     """Records an audit. `is_write_safe`: whether two processes may write to one SQLite file; None where the command writes anyway. Returns a note where nothing is
     recorded."""
-
-    async def record() -> None:
-        await record_audit(database, differences=len(report.wrong), now_ms=_now_ms())
-
-    return await _record(database, record, is_write_safe)
+    return await _record(database, report, is_write_safe, is_backup=False)
 
 
 async def note_backup(
     database: SqliteDatabase, copy: BackupCopy, *, is_write_safe: Callable[[], bool]
 ) -> str | None:
     """Records a backup, and the audit that its copy passed or failed. Returns a note where nothing is recorded."""
-
-    report = copy.report
-    if report is None:
+    if copy.report is None:
         return f"{_NOT}the tables are of an older version, run `tollway gateway migrate`"
-
-    async def record() -> None:
-        await record_audit(database, differences=len(report.wrong), now_ms=_now_ms())
-        await record_backup(database, now_ms=_now_ms())
-
     try:
-        return await _record(database, record, is_write_safe)
+        return await _record(database, copy.report, is_write_safe, is_backup=True)
     finally:
         await database.close()
 
 
 async def _record(
-    database: Database, record: Callable[[], Awaitable[None]], is_write_safe: Callable[[], bool] | None
+    database: Database, report: AuditReport, is_write_safe: Callable[[], bool] | None, *, is_backup: bool
 ) -> str | None:
     lock = None
     if is_write_safe is not None and isinstance(database, SqliteDatabase):
@@ -59,17 +48,16 @@ async def _record(
         if not lock.acquire() and not is_write_safe():
             lock.release()
             return f"{_NOT}a gateway has this file open, and this SQLite does not support two writers"
+    now_ms = time.time_ns() // 1_000_000
     try:
         if lock is not None:
             await database.open()
-        await record()
+        await record_audit(database, differences=len(report.wrong), now_ms=now_ms)
+        if is_backup:
+            await record_backup(database, now_ms=now_ms)
     except StorageUnavailable:
         return f"{_NOT}the database takes no writes now"
     finally:
         if lock is not None:
             lock.release()
     return None
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
