@@ -79,6 +79,7 @@ SHORT_FILES: dict[str, str] = {
     "client/issuers.py": "the one place where the environment decides which certificates a client trusts",
     "cli/main.py": "the entry point: whatever is imported before it runs delays Ctrl-C and every command",
     "csv_text.py": "the one place where a cell of a CSV file is disarmed, for the exports of the gateway and of the commands",
+    "web/api/kept_sums.py": "the cache before the sums of the ledger, for the routes and the pages of sums",
     "web/operator/open_calls.py": "an open call for an operator; the page of the call shows callers and providers something else",
     "per_call_record.py": "the one place where a record is not frozen at run time",
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",
@@ -508,7 +509,7 @@ def test_no_pure_module_is_lost() -> None:
     assert len(listed) == len(set(listed)) == PURE_COUNT
 
 
-COSTS_MAX = {"route": 110, "page": 277, "command": 151, "listing field": 6}
+COSTS_MAX = {"route": 109, "page": 277, "command": 147, "listing field": 6}
 """What one more thing costs, by what those of today cost: lines of code for a route of the API, for a page with its template and for a command; files
 of a field of listings (`forwardSignature`), without the gateway that obeys it. A change lowers a number, or says here why it raises one: `publish` prints ten
 lines of a dry run and the next steps, `search` says how it understood the words (command, from 151); each page describes itself and names the operator (page,

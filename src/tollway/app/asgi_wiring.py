@@ -44,7 +44,7 @@ from tollway.payments.transaction_lookup import TransactionStatusReader
 from tollway.registry.draft import DraftRules
 from tollway.storage.accounts.identity_store import SqlPageSessions
 from tollway.web.api.auth_routes import (
-    make_challenge,
+    challenge_headers,
     make_wallet_dependency,
     make_wallet_quota,
     signin_router,
@@ -174,8 +174,12 @@ class AsgiBuilder:
             entropy=secrets.token_bytes,
             shedder=parts.shedder,
             book_turns=context.book_turns,
-            challenge=make_challenge(
-                parts.sign_in, context.sign_in_limit, origin=self._origin, chain_ids=tuple(parts.rules)
+            challenge=partial(
+                challenge_headers,
+                sign_in=parts.sign_in,
+                rate_limit=context.sign_in_limit,
+                origin=self._origin,
+                chain_ids=tuple(parts.rules),
             ),
             metrics=parts.metrics,
             trusted_proxies=settings.trusted_proxies,

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -29,7 +30,7 @@ from tollway.limits import Limits
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.storage.accounts.identity_store import signin_nonce_table
 from tollway.web.api.auth_routes import (
-    make_challenge,
+    challenge_headers,
     make_wallet_dependency,
     make_wallet_quota,
     make_x402_wallet_dependency,
@@ -111,9 +112,10 @@ def app(stores: ControlStores) -> Starlette:
             ).routes,
         ]
     )
-    install_handlers(
-        app, PUBLIC_URL, challenge=make_challenge(sign_in_flow, rate_limit, origin=ORIGIN, chain_ids=[CHAIN])
+    challenge = partial(
+        challenge_headers, sign_in=sign_in_flow, rate_limit=rate_limit, origin=ORIGIN, chain_ids=[CHAIN]
     )
+    install_handlers(app, PUBLIC_URL, challenge=challenge)
     return app
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tollway.ids import Address
 from tollway.ledger.sales import GroupSum, PeriodSums, SalesQuery, SpendingQuery, SumKey, SumQuery
-from tollway.web.api.kept_sums import SUMS_KEPT_S, KeptSums
+from tollway.web.api.kept_sums import ROW_BYTES, SUMS_KEPT_S, KeptSums
 
 ONE, OTHER = Address(b"\x01" * 20), Address(b"\x02" * 20)
 NOW_MS = 1_800_000_000_000
@@ -44,7 +44,7 @@ class Clocks:
             books,
             clock=lambda: self.now_s,
             now_ms=lambda: NOW_MS + int(self.now_s * 1000),
-            rows_max=rows_max,
+            bytes_max=rows_max * ROW_BYTES,
         )
 
 
@@ -88,7 +88,7 @@ async def test_the_rows_of_all_wallets_have_a_maximum() -> None:
     kept = clocks.keep(books, rows_max=25)
     for number in range(100):
         await kept.spending(replace(SPENDING, from_ms=number))
-        assert kept.rows <= 25
+        assert kept.cache.total_bytes <= 25 * ROW_BYTES
     books.read.clear()
     await kept.spending(replace(SPENDING, from_ms=98))
     assert books.read == [], "the newest answers are kept"
@@ -100,4 +100,4 @@ async def test_an_answer_that_is_larger_than_all_is_given_and_not_kept() -> None
     books, clocks = CountedBooks(rows=30), Clocks()
     kept = clocks.keep(books, rows_max=25)
     assert len((await kept.spending(SPENDING)).rows) == 30
-    assert kept.rows == 0
+    assert kept.cache.total_bytes == 0

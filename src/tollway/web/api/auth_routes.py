@@ -5,7 +5,7 @@ The wallet dependency reads the whole body before the route does, because a sign
 
 import base64
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,20 +153,6 @@ def client_address_of(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
-def make_challenge(
-    sign_in: SignIn, rate_limit: SignInRateLimit, *, origin: PublicOrigin, chain_ids: Sequence[ChainId]
-) -> Callable[[Request], Awaitable[list[tuple[str, str]]]]:
-    """Builds the function that makes the headers of a 401: `WWW-Authenticate`, `Accept-Signature`, and the x402 sign-in challenge in
-    `PAYMENT-REQUIRED` if the request can be repeated with one. Beyond the rate limit the challenge is left out."""
-
-    async def challenge(request: Request) -> list[tuple[str, str]]:
-        return await challenge_headers(
-            request, sign_in=sign_in, rate_limit=rate_limit, origin=origin, chain_ids=chain_ids
-        )
-
-    return challenge
-
-
 async def challenge_headers(
     request: Request,
     *,
@@ -175,7 +161,8 @@ async def challenge_headers(
     origin: PublicOrigin,
     chain_ids: Sequence[ChainId],
 ) -> list[tuple[str, str]]:
-    """The headers of one 401. Never raises: a refusal must not become a failure."""
+    """The headers of a 401: `WWW-Authenticate`, `Accept-Signature`, and the x402 sign-in challenge in `PAYMENT-REQUIRED` if the request can be repeated with one.
+    Beyond the rate limit the challenge is left out. Never raises: a refusal must not become a failure."""
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     unsigned = to_signed_request(request, body=b"?" if has_body else b"")
     realm = f'realm="{origin.authority}"'

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 
 from tollway.chain.networks import ChainRules, NetworkProfile
 from tollway.discovery.gateway_operator import GatewayOperator
+from tollway.errors import Refusal
 from tollway.gateway.trial import TrialCalls
 from tollway.identity.authenticator import Identity
 from tollway.identity.sessions import SignIn
@@ -27,7 +28,7 @@ from tollway.payments.transaction_lookup import TransactionStatus
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.catalog import Catalog, HeadTimes
 from tollway.registry.draft import DraftRules
-from tollway.registry.moderation import BlockedWallet
+from tollway.registry.moderation import BlockedWallet, explain_block
 from tollway.registry.ownership import Ownerships
 from tollway.registry.quality import QualityRecords
 from tollway.web.api.idempotent_create import IdempotentCreate
@@ -131,3 +132,9 @@ class WebContext:
     book_turns: BookTurns
     receipt_signer: ReceiptSigner
     webhooks: Webhooks
+
+    def check_block(self, wallet: Address) -> None:
+        """Raises Refusal for a wallet that the operator has blocked."""
+        block = self.find_block(wallet)
+        if block is not None:
+            raise Refusal(explain_block(block))

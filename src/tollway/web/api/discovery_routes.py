@@ -8,6 +8,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -355,10 +356,7 @@ class DocumentRoutes:
     async def _read(self, request: Request, kind: str, compose: Compose) -> Document:
         listing_id = ListingId(request.path_params["apiId"])
         listing = await find_public_listing(self._context.catalog, listing_id)
-
-        async def write() -> Document:
-            return await self._write(listing, compose)
-
+        write = partial(self._write, listing, compose)
         return await self._cache.get_or_write(f"{kind} {listing_id}", listing.revision, write)
 
     def _answer(self, request: Request, document: Document, media_type: str) -> Response:

@@ -27,7 +27,6 @@ from tollway.errors import Code, Problem, Refusal, StorageUnavailable
 from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery, PaymentQuery
 from tollway.limits import Limits
-from tollway.registry.moderation import explain_block
 from tollway.web.api.context import FindAsset, WebContext
 from tollway.web.api.export_rows import CALL_COLUMNS, PAYMENT_COLUMNS, write_call, write_payment
 from tollway.web.api.history_routes import HistoryFilters, PaymentFilters
@@ -154,9 +153,7 @@ class _ExportReading:
             raise Refusal(_SLOT_ENDED)
         if not await self.context.is_session_open(self.request):
             raise Refusal(_SESSION_ENDED)
-        block = self.context.find_block(self.wallet)
-        if block is not None:
-            raise Refusal(explain_block(block))
+        self.context.check_block(self.wallet)
         return await self.context.book_access.resolve_wallet(self.wallet, self._named)
 
     def turn(self) -> AbstractAsyncContextManager[None]:

@@ -1,29 +1,18 @@
 """Sums that are kept for some seconds: the same question about the same wallet reads the ledger once in that time. In the memory of one process."""
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
+from tollway.bounded_cache import BoundedCache
 from tollway.ledger.sales import PeriodBooks, PeriodSums, SalesQuery, SpendingQuery, SumQuery
 
 SUMS_KEPT_S = 5.0
 """How long the sums of a question are kept. `asOf` of an answer is the moment of the read."""
-KEPT_ROWS_MAX = 20_000
-"""Rows that are kept, of all wallets: about 20 MB. The answer that was read first is dropped first."""
+ROW_BYTES, KEPT_BYTES_MAX = 1_000, 20_000_000
+"""About what a row takes, and what the rows of all wallets may take. The answer that was read first is dropped first."""
 
 Q = TypeVar("Q", bound=SumQuery)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _KeptSums:
-    sums: PeriodSums
-    until_s: float
-
-    @property
-    def size(self) -> int:
-        """Also an answer without rows takes memory."""
-        return len(self.sums.rows) + 1
 
 
 class KeptSums:
@@ -35,14 +24,14 @@ class KeptSums:
         *,
         clock: Callable[[], float],
         now_ms: Callable[[], int],
-        rows_max: int = KEPT_ROWS_MAX,
+        bytes_max: int = KEPT_BYTES_MAX,
     ) -> None:
         self._books = books
         self._clock = clock
         self._now_ms = now_ms
-        self._rows_max = rows_max
-        self._kept: OrderedDict[SumQuery, _KeptSums] = OrderedDict()
-        self.rows = 0
+        self.cache: BoundedCache[SumQuery, tuple[float, PeriodSums]] = BoundedCache(
+            entries_max=bytes_max // ROW_BYTES, bytes_max=bytes_max, entry_bytes_max=bytes_max
+        )
 
     async def sales(self, query: SalesQuery) -> PeriodSums:
         return await self._read(query, self._books.sales)
@@ -51,29 +40,13 @@ class KeptSums:
         return await self._read(query, self._books.spending)
 
     async def _read(self, query: Q, read: Callable[[Q], Awaitable[PeriodSums]]) -> PeriodSums:
-        self._drop_ended()
-        kept = self._kept.get(query)
-        if kept is not None:
-            return kept.sums
+        until_s, sums = self.cache.find(query) or (0.0, None)
+        if sums is not None and self._clock() < until_s:
+            return sums
         now_ms = self._now_ms()
         sums = await read(query)
         as_of_ms = now_ms if sums.as_of_ms is None else min(sums.as_of_ms, now_ms)
         sums = replace(sums, as_of_ms=as_of_ms)
-        self._keep(query, _KeptSums(sums=sums, until_s=self._clock() + SUMS_KEPT_S))
+        size_bytes = (len(sums.rows) + 1) * ROW_BYTES  # also an answer without rows takes memory
+        self.cache.put(query, (self._clock() + SUMS_KEPT_S, sums), size_bytes=size_bytes)
         return sums
-
-    def _keep(self, query: SumQuery, new: _KeptSums) -> None:
-        replaced = self._kept.pop(query, None)
-        self.rows += new.size - (0 if replaced is None else replaced.size)
-        self._kept[query] = new
-        while self.rows > self._rows_max:
-            self._drop_first()
-
-    def _drop_ended(self) -> None:
-        now_s = self._clock()
-        while self._kept and next(iter(self._kept.values())).until_s <= now_s:
-            self._drop_first()
-
-    def _drop_first(self) -> None:
-        _, dropped = self._kept.popitem(last=False)
-        self.rows -= dropped.size

@@ -40,7 +40,6 @@ from tollway.registry.listing_warnings import (
 from tollway.registry.moderation import (
     check_registration,
     describe_suspension,
-    explain_block,
 )
 from tollway.registry.ownership import (
     DOCUMENT_PATH,
@@ -244,9 +243,7 @@ class ListingEdits:
 
     def check_block(self, provider: Address) -> None:
         """Raises Refusal for a wallet that the operator has blocked."""
-        block = self._context.find_block(provider)
-        if block is not None:
-            raise Refusal(explain_block(block))
+        self._context.check_block(provider)
 
     async def replace(
         self,

@@ -13,7 +13,6 @@ from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.outbound.probes import OwnershipEvidence
 from tollway.rate_limits.limiter import Quota
 from tollway.registry.listing import Listing
-from tollway.registry.moderation import explain_block
 from tollway.registry.ownership import DOCUMENT_MEMBERS, Challenge, Ownership, OwnershipClaim
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
@@ -123,9 +122,7 @@ class OwnershipChecks:
         if listing.provider != provider:
             detail = "Only the wallet that published this API may request a check of its ownership. Sign the request with that wallet."
             raise refuse(code=Code.NOT_PROVIDER, detail=detail)
-        block = self._context.find_block(provider)
-        if block is not None:
-            raise Refusal(explain_block(block))
+        self._context.check_block(provider)
         return listing
 
 

@@ -6,6 +6,7 @@
 import asyncio
 import html
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
@@ -181,19 +182,13 @@ class SiteRoutes:
 
     async def show_sitemap(self, request: Request) -> Response:
         number = read_query(SitemapParameters, request.scope["query_string"]).page
-
-        async def write() -> Document:
-            return await self._write_sitemap(number)
-
+        write = partial(self._write_sitemap, number)
         document = await self._cache.get_or_write(f"sitemap {number}", 0, write)
         return self._answer(request, document, _XML)
 
     async def show_catalog(self, request: Request) -> Response:
         number = read_query(CatalogParameters, request.scope["query_string"]).page
-
-        async def write() -> Document:
-            return await self._write_catalog(number)
-
+        write = partial(self._write_catalog, number)
         document = await self._cache.get_or_write(f"catalog {number}", 0, write)
         return self._answer(request, document, f'{CATALOG_TYPE}; profile="{CATALOG_PROFILE}"')
 

@@ -24,7 +24,6 @@ from tollway.registry.draft import METHOD_LENGTH_MAX, PATH_LENGTH_MAX
 from tollway.registry.header_names import is_header_name, is_reserved_header
 from tollway.registry.listing import CatalogEntry
 from tollway.registry.listing_warnings import ListingWarning
-from tollway.registry.moderation import explain_block
 from tollway.validation import RequestModel, value_error, value_errors
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
@@ -156,9 +155,7 @@ async def _find_own_entry(context: WebContext, listing_id: ListingId, provider: 
     if listing.provider != provider:
         detail = "Only the wallet that published this API may make trial calls. Other wallets call it through the gateway."
         raise refuse(code=Code.NOT_PROVIDER, detail=detail)
-    block = context.find_block(provider)
-    if block is not None:
-        raise Refusal(explain_block(block))
+    context.check_block(provider)
     entry = await context.catalog.find(listing_id)
     assert entry is not None  # listings are retired, never deleted
     return entry

@@ -16,7 +16,6 @@ from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusa
 from tollway.ids import Address, format_id
 from tollway.outbound.policy import ENDPOINT_CHARS_MAX, Endpoint, parse_endpoint
 from tollway.rate_limits.limiter import Quota, client_bucket
-from tollway.registry.moderation import explain_block
 from tollway.validation import RequestModel, read_texts, value_error
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
@@ -116,9 +115,7 @@ class WebhookActs:
     ) -> tuple[WebhookEndpoint, str | None]:
         """The new endpoint, and its secret where `members` (of `WebhookBody`) name one. Raises Refusal."""
         context = self._context
-        block = context.find_block(wallet)
-        if block is not None:
-            raise Refusal(explain_block(block))
+        context.check_block(wallet)
         body = read_members(WebhookBody, members)
         endpoint = self._parse_url(body.url)
         await self._quota.charge(wallet, client_address=client_address)
