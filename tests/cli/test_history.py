@@ -8,7 +8,6 @@ import pytest
 
 from tests.kit.terminal import run_commands, split_commands
 from tollway.cli.history import (
-    CallFilter,
     advise,
     describe_hold,
     describe_state,
@@ -82,7 +81,7 @@ def test_a_long_list_is_read_page_by_page(limit, held, sizes):
         page = calls[start : start + int(query["limit"])]
         return {"calls": page, "total": held, "limit": int(query["limit"]), "offset": int(query["offset"])}
 
-    shown = CallFilter(api_id="api_1", status=None, role=None, since=None, until=None, wallet=None)
+    shown = {"api_id": "api_1"}
     found = read_calls(fetch, shown, limit=limit, offset=0)
     assert found["calls"] == calls[:limit]
     assert (found["total"], found["offset"]) == (held, 0)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -95,14 +94,14 @@ def history(
     if is_held and status not in (None, "unknown"):
         raise ValueError("--held lists calls of the status unknown; leave --status out")
     _check_receipt_file(receipt_file, call_id, outcome)
-    shown = CallFilter(
-        api_id=api_id,
-        status="unknown" if is_held else status,
-        role=role,
-        since=read_moment(since),
-        until=read_moment(until, is_end=True),
-        wallet=wallet,
-    )
+    shown: dict[str, Any] = {
+        "api_id": api_id,
+        "status": "unknown" if is_held else status,
+        "role": role,
+        "since": read_moment(since),
+        "until": read_moment(until, is_end=True),
+        "wallet": wallet,
+    }
     with caller.open() as client:
         if outcome is not None and held_call_id is not None:
             found = client.fetch_document(requests.resolve_call(held_call_id, outcome))
@@ -112,7 +111,7 @@ def history(
         elif call_id is not None:
             found = client.fetch_document(requests.find_call(call_id, wallet))
         elif is_csv:
-            write_csv(client.export_calls(**asdict(shown)), output)
+            write_csv(client.export_calls(**shown), output)
             return
         else:
             found = read_calls(client.fetch_document, shown, limit=limit, offset=offset)
@@ -138,44 +137,30 @@ def _check_receipt_file(receipt_file: Path | None, call_id: str | None, outcome:
         raise ValueError("name the call: tollway history CALL --receipt FILE")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallFilter:
-    """The filter of the list and of the file, with the names of `export_calls`."""
-
-    api_id: str | None
-    status: CallStatus | None
-    role: Role | None
-    since: datetime | None
-    until: datetime | None
-    wallet: str | None
-
-    def request(self, *, limit: int, offset: int, before: str | None = None) -> ControlRequest:
-        """The request of a page of the list."""
-        query = {
-            "apiId": self.api_id,
-            "limit": limit,
-            "before": before,
-            "offset": offset,
-            "status": self.status,
-            "role": self.role,
-            "from": requests.format_moment("--since", self.since),
-            "to": requests.format_moment("--until", self.until),
-            "wallet": self.wallet,
-        }
-        return requests.list_calls(query)
-
-
 def read_calls(
-    fetch: Callable[[ControlRequest], GatewayDocument], shown: CallFilter, *, limit: int, offset: int
+    fetch: Callable[[ControlRequest], GatewayDocument], shown: Mapping[str, Any], *, limit: int, offset: int
 ) -> GatewayDocument:
-    """The document of the list with up to `limit` calls, of as many pages as that takes. Raises ValueError for more than `LIMIT_MAX`."""
+    """The document of the list with up to `limit` calls, of as many pages as that takes. `shown`: the filter, with the names of `export_calls`. Raises
+    ValueError for more than `LIMIT_MAX`."""
     if limit > LIMIT_MAX:
         raise ValueError(f"--limit is at most {LIMIT_MAX:,}; --csv writes all calls to a file")
-    first = fetch(shown.request(limit=min(limit, PAGE_CALLS_MAX), offset=offset))
+    query: dict[str, object] = {
+        "apiId": shown.get("api_id"),
+        "limit": min(limit, PAGE_CALLS_MAX),
+        "before": None,
+        "offset": offset,
+        "status": shown.get("status"),
+        "role": shown.get("role"),
+        "from": requests.format_moment("--since", shown.get("since")),
+        "to": requests.format_moment("--until", shown.get("until")),
+        "wallet": shown.get("wallet"),
+    }
+    first = fetch(requests.list_calls(query))
     page = calls = list_objects(first.get("calls"))
     while len(page) == PAGE_CALLS_MAX and len(calls) < limit:
         size, before = min(limit - len(calls), PAGE_CALLS_MAX), str(calls[-1].get("id"))
-        page = list_objects(fetch(shown.request(limit=size, offset=0, before=before)).get("calls"))
+        query |= {"limit": size, "before": before, "offset": 0}
+        page = list_objects(fetch(requests.list_calls(query)).get("calls"))
         calls = [*calls, *page]
     if len(calls) > PAGE_CALLS_MAX:
         first.update(calls=calls, limit=limit)
