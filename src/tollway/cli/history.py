@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,6 @@ from rich.text import Text
 from tollway.cli.csv_output import check_output, write_csv
 from tollway.cli.inputs import AsCsv, BooksOf, Caller, CsvFile, Since, Until, caller_command, read_moment
 from tollway.cli.output import (
-    is_for_people,
     list_objects,
     open_console,
     print_filled_members,
@@ -115,21 +115,10 @@ def history(
             return
         else:
             found = read_calls(client.fetch_document, shown, limit=limit, offset=offset)
-    _print_found(found, outcome, is_one=call_id is not None, is_held=is_held, as_json=caller.as_json)
-
-
-def _print_found(
-    found: Mapping[str, Any], outcome: str | None, *, is_one: bool, is_held: bool, as_json: bool
-) -> None:
-    """`outcome`: what the provider decided about the call just now."""
-    if not is_for_people(as_json=as_json):
-        print_json(found)
-    elif is_one:
-        print_call(found, is_decided=outcome is not None)
-    elif is_held:
-        print_held(found, now=datetime.now(UTC))
+    if call_id is not None:
+        caller.print(found, partial(print_call, is_decided=outcome is not None))
     else:
-        print_calls(found)
+        caller.print(found, partial(print_held, now=datetime.now(UTC)) if is_held else print_calls)
 
 
 def _check_receipt_file(receipt_file: Path | None, call_id: str | None, outcome: str | None) -> None:

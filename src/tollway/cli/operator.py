@@ -26,7 +26,6 @@ import typer
 from pydantic import Secret
 
 from tollway.audit_log import AuditOrigin
-from tollway.chain.nodes import ChainsWithNodes
 from tollway.cli.audit_report import describe_held, describe_report, describe_rewrite
 from tollway.cli.run_records import note_audit, note_backup
 from tollway.config.settings import Settings, load_settings
@@ -214,7 +213,7 @@ async def doctor(operator: Operator) -> None:
     from tollway.cli.doctor import examine  # loads PostgreSQL's driver
 
     given = load_settings(os.environ, config=operator.config)
-    async with operator.open("look", given) as gateway, _opened_chains(gateway.chains):
+    async with operator.open("look", given) as gateway, gateway.chains:
         found = await examine(
             given, database=gateway.database, chains=gateway.chains, fetch=_fetch, now_s=time.time()
         )
@@ -325,16 +324,6 @@ def _guard_database(database: Database, access: Access, environment: OperatorEnv
         yield
     finally:
         lock.release()
-
-
-@contextlib.asynccontextmanager
-async def _opened_chains(chains: ChainsWithNodes) -> AsyncIterator[None]:
-    """Opens a reader of real nodes in the event loop that uses it; a reader in memory needs no opening."""
-    if isinstance(chains, contextlib.AbstractAsyncContextManager):
-        async with chains:
-            yield
-    else:
-        yield
 
 
 @contextlib.contextmanager

@@ -12,14 +12,7 @@ import typer
 from rich.text import Text
 
 from tollway.cli.inputs import Caller, caller_command
-from tollway.cli.output import (
-    is_for_people,
-    list_objects,
-    print_foot,
-    print_json,
-    print_lines,
-    read_object,
-)
+from tollway.cli.output import list_objects, print_foot, print_lines, read_object
 from tollway.client import requests
 from tollway.client.safe_text import format_value, plain_line
 from tollway.csv_text import csv_line
@@ -63,7 +56,7 @@ def earnings(
     as_csv: AsCsv = False,
 ) -> None:
     query = {**_read_range(step, since, until), "apiId": api_id}
-    print_sums(caller.fetch(requests.show_sales(query)), "sales", as_csv=as_csv, as_json=caller.as_json)
+    print_sums(caller, caller.fetch(requests.show_sales(query)), "sales", as_csv=as_csv)
 
 
 @caller_command()
@@ -82,8 +75,7 @@ def spending(
     as_csv: AsCsv = False,
 ) -> None:
     query = {**_read_range(step, since, until), "groupBy": group_by, "wallet": wallet}
-    found = caller.fetch(requests.show_spending(query))
-    print_sums(found, "spending", as_csv=as_csv, as_json=caller.as_json)
+    print_sums(caller, caller.fetch(requests.show_spending(query)), "spending", as_csv=as_csv)
 
 
 def _read_range(step: str, since: str | None, until: str | None) -> dict[str, str | None]:
@@ -95,17 +87,18 @@ def _read_range(step: str, since: str | None, until: str | None) -> dict[str, st
     return {"step": step, **dict(zip(("from", "to"), moments, strict=True))}
 
 
-def print_sums(found: Mapping[str, Any], member: str, *, as_csv: bool, as_json: bool) -> None:
+def print_sums(caller: Caller, found: Mapping[str, Any], member: str, *, as_csv: bool) -> None:
     """Prints the answer of `/sales` or `/spending`. `member`: its list."""
-    if as_csv and as_json:
+    if as_csv and caller.as_json:
         raise ValueError("give --csv or --json, not both")
     rows = list_objects(found.get(member))
     if as_csv:
         sys.stdout.writelines(format_csv(found, rows))
-        return
-    if not is_for_people(as_json=as_json):
-        print_json(found)
-        return
+    else:
+        caller.print(found, lambda _: _print_tables(found, rows))
+
+
+def _print_tables(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
     print_lines(format_tables(found, rows))
     if not rows:
         print_foot("No calls in this range.")
