@@ -261,7 +261,9 @@ class FakeCallIo:
         return self.served
 
     async def lease_channel(self, _offer: Any, _asset: Asset) -> None:
-        raise AssertionError("no channel is offered here; tests/client/test_channel_payment.py has a gateway that does")
+        raise AssertionError(
+            "no channel is offered here; tests/client/test_channel_payment.py has a gateway that does"
+        )
 
     sign_voucher = store_voucher = record_channel = lease_channel
 

@@ -522,7 +522,9 @@ class AsyncTollwayClient(
         """Asks the gateway for all that is left in a payment channel. `channel`: its id, or the beginning of it. Raises ValueError for an unknown one."""
         async with self._locked_channel(channel) as (exchange, own):
             if own.gateway != self._driver.gateway:
-                raise ValueError(f"the channel is one of the gateway {own.gateway}; name that one (--gateway)")
+                raise ValueError(
+                    f"the channel is one of the gateway {own.gateway}; name that one (--gateway)"
+                )
             with within(self._driver.deadline_s):
                 has_node = own.asset.chain_id in self._driver.rpc_urls
                 return await perform(

@@ -25,7 +25,7 @@ _DOLLARS = ("USDC", "USDT", "DAI", "PYUSD", "USDS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferOffer:
-    """An offer of the gateway to pay one call on the `tx` rail. `amount` in base units."""
+    """An offer of the gateway to pay one call on the `tx` rail. `amount` in base units; `is_maximum`: of a metered call, which may cost less."""
 
     chain_id: ChainId
     token: Address | None
@@ -34,6 +34,7 @@ class TransferOffer:
     amount: int
     pay_to: Address
     confirmations: int
+    is_maximum: bool = False
 
     @property
     def asset(self) -> Asset:
@@ -41,21 +42,23 @@ class TransferOffer:
         return Asset(chain_id=self.chain_id, token=self.token, symbol=self.symbol, decimals=self.decimals)
 
 
-def read_transfer_offers(problem: Mapping[str, object]) -> tuple[TransferOffer, ...]:
-    """The `tx` offers of a 402 in the gateway's order. Other rails and invalid offers are left out."""
+def read_transfer_offers(
+    problem: Mapping[str, object], *, is_metered: bool = False
+) -> tuple[TransferOffer, ...]:
+    """The `tx` offers of a 402, `is_metered` of a metered call, in the gateway's order. Other rails and invalid offers are left out."""
     payment = problem.get("payment")
     options = payment.get("options") if isinstance(payment, Mapping) else None
     if not isinstance(options, Sequence) or isinstance(options, str):
         return ()
     offers = (
-        _read_offer(option)
+        _read_offer(option, is_maximum=is_metered)
         for option in options[:OPTIONS_MAX]
         if isinstance(option, Mapping) and option.get("rail") == "tx"
     )
     return tuple(offer for offer in offers if offer is not None)
 
 
-def _read_offer(option: Mapping[str, object]) -> TransferOffer | None:
+def _read_offer(option: Mapping[str, object], *, is_maximum: bool) -> TransferOffer | None:
     try:
         amount = read_amount(option.get("amount"))
         decimals, confirmations = option["decimals"], option.get("confirmations", 1)
@@ -73,6 +76,7 @@ def _read_offer(option: Mapping[str, object]) -> TransferOffer | None:
             amount=amount,
             pay_to=Address.parse(str(option["payTo"])),
             confirmations=confirmations,
+            is_maximum=is_maximum,
         )
     except (KeyError, ValueError):
         return None

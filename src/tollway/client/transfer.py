@@ -640,6 +640,7 @@ async def _check_offer(
     if cap is None or to_atto(offer.amount, asset) > cap:
         price = format_decimal(offer.amount, decimals=asset.decimals)
         limit = "nothing" if cap is None else rules.max_price.text_for(asset.symbol)
+        price = f"up to {price}" if offer.is_maximum else price
         raise PriceAboveMax(f"The call costs {price} {asset.symbol}; allowed in {asset.symbol}: {limit}.")
     return asset
 

@@ -153,7 +153,9 @@ class ActiveCall(PhaseTimer):
         self._lookup = lookup.__enter__()
         return lookup
 
-    async def check(self, payer: Address, price: Price, asset: Asset) -> Problem | None:
+    async def check(
+        self, payer: Address, price: Price, asset: Asset, *, is_metered: bool = False
+    ) -> Problem | None:
         """Checks whether this wallet may make this call now at that price: None, or the problem. An allowed call counts against the rate of the listing.
         A call within the failure budget is in flight until the context exits, also when that rate refuses it."""
         self.name_payer(payer)
@@ -161,7 +163,7 @@ class ActiveCall(PhaseTimer):
         if block is not None:
             return explain_block(block)
         if PRICE_MAX_HEADER in self._request.header_names:
-            problem = check_price_max(self._request, price, asset)
+            problem = check_price_max(self._request, price, asset, is_metered=is_metered)
             if problem is not None:
                 return problem
         keys = (*self._failure_keys, *self._settlement_keys)

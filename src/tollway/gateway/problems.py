@@ -147,7 +147,10 @@ def find_idempotency_key(request: ProxyRequest) -> str | None:
     return None if value is None else read_idempotency_key(value)
 
 
-def check_price_max(request: ProxyRequest, price: Price, asset: Asset) -> Problem | None:
+def check_price_max(
+    request: ProxyRequest, price: Price, asset: Asset, *, is_metered: bool = False
+) -> Problem | None:
+    """The refusal of a price above `Tollway-Max-Price`; None without that header. `is_metered`: the price is the maximum of a metered call."""
     text = request.find_header(PRICE_MAX_HEADER)
     if text is None:
         return None
@@ -165,17 +168,23 @@ def check_price_max(request: ProxyRequest, price: Price, asset: Asset) -> Proble
         return None
     return Problem(
         code=Code.PRICE_ABOVE_MAX,
-        detail=f"The call costs {price.text} {asset.symbol}, more than the {price_max.text} of Tollway-Max-Price. Raise or remove the "
+        detail=f"The call costs {'up to ' if is_metered else ''}{price.text} {asset.symbol}, more than the {price_max.text} of Tollway-Max-Price. Raise or remove the "
         "maximum, then send the request again.",
         payment_state="released",
     )
 
 
 def check_held_price_max(
-    request: ProxyRequest, asset: Asset, *, call_id: CallId, price: str, state: CallState
+    request: ProxyRequest,
+    asset: Asset,
+    *,
+    call_id: CallId,
+    price: str,
+    state: CallState,
+    is_metered: bool = False,
 ) -> Problem | None:
     """`check_price_max` for a call that would run again under its claim, at the price that it holds."""
-    problem = check_price_max(request, Price.parse(price), asset)
+    problem = check_price_max(request, Price.parse(price), asset, is_metered=is_metered)
     if problem is None:
         return None
     payment_state = "charged" if state is CallState.CONSUMED else "held"

@@ -331,7 +331,9 @@ class TransactionPayment(CallPayment):
         held = await self._find_held() if may_hold else None
         self._choose(candidates[0])
         price = self.price if held is None else Price.parse(held.price)
-        problem = await self.active.check(payer, price, candidates[0][0].asset)
+        problem = await self.active.check(
+            payer, price, candidates[0][0].asset, is_metered=bool(self.formulas)
+        )
         if problem is None and self.formulas and any(formula.base.is_free for formula in self.formulas):
             problem = await self.active.check_free_rate()
         if problem is not None:
@@ -381,7 +383,9 @@ class TransactionPayment(CallPayment):
         current price is above `Tollway-Max-Price`, because only then does the held price decide."""
         for candidate in self._candidates:
             asset = candidate[0].asset
-            problem = check_price_max(self.request, candidate[1].price, asset)
+            problem = check_price_max(
+                self.request, candidate[1].price, asset, is_metered=bool(candidate[1].formulas)
+            )
             if problem is None or problem.code is not Code.PRICE_ABOVE_MAX:
                 return None
             held = await self._find_open(self._build_claim(candidate))
@@ -392,7 +396,12 @@ class TransactionPayment(CallPayment):
 
     def _check_held_price(self, held: OpenCall | KeyedCall, asset: Asset) -> None:
         problem = check_held_price_max(
-            self.request, asset, call_id=held.call_id, price=held.price, state=held.state
+            self.request,
+            asset,
+            call_id=held.call_id,
+            price=held.price,
+            state=held.state,
+            is_metered=held.metering is not None,
         )
         if problem is not None:
             raise Refusal(problem)
@@ -407,7 +416,9 @@ class TransactionPayment(CallPayment):
             raise Refusal(explain_key_used(earlier))
         price, payer = Price.parse(earlier.price), spendable.payment.payer
         candidate = (spendable, self.route.operation_prices[0], False)
-        problem = await self.active.check(payer, price, spendable.asset)
+        problem = await self.active.check(
+            payer, price, spendable.asset, is_metered=earlier.metering is not None
+        )
         if problem is not None:
             held = explain_key_used(earlier)
             raise Refusal(replace(problem, call_id=held.call_id, payment_state=held.payment_state))
@@ -426,7 +437,9 @@ class TransactionPayment(CallPayment):
             claim = self._build_claim(candidate)
             price_problem = None
             if PRICE_MAX_HEADER in self.request.header_names:
-                price_problem = check_price_max(self.request, self.price, candidate[0].asset)
+                price_problem = check_price_max(
+                    self.request, self.price, candidate[0].asset, is_metered=bool(self.formulas)
+                )
             if price_problem is not None:
                 # An open call may hold a lower price. After `NotFirst` the next candidate has the current, higher price.
                 if self.key is None and await self._run_again(claim, candidate):

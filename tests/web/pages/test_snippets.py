@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from tests.kit.listings import show_listing
+from tests.kit.metering import sample_metering
 from tests.kit.waits import DEADLINE_S
 from tollway.discovery.listing_view import ListingView
 from tollway.discovery.operations import ApiOperation
@@ -103,6 +104,17 @@ def test_a_free_operation_needs_no_payment() -> None:
     assert "--max-price" not in found["tollway"].text
     assert "--chain" not in found["tollway"].text
     assert "max_price" not in found["Python"].text
+
+
+def test_a_metered_operation_says_that_its_price_is_a_maximum() -> None:
+    """x402 `exact` cannot pay it: no snippet signs an authorisation."""
+    found = snippets(show_listing(openapi=SAMPLE_DOCUMENT, metering=sample_metering()), "get_quote")
+    assert list(found) == ["curl", "tollway", "Python", "MCP"]
+    assert found["curl"].text.startswith("# responds 402 with the maximum price")
+    assert "\n# --max-price: the maximum of a call, which costs what" in found["tollway"].text
+    assert words(found["tollway"].text)[-2:] == ["--max-price", "0.01 USDC"]
+    assert "\n# max_price: the maximum of a call" in found["Python"].text
+    ast.parse(found["Python"].text)
 
 
 def test_an_undocumented_api_has_snippets_too() -> None:

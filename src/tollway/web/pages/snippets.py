@@ -1,7 +1,8 @@
 """The snippets of a listing's page: curl, Python, TypeScript and MCP, for one operation. Pure.
 
 Each works when it is pasted: names come from the operation's example, texts of providers are quoted for the language. Keys and nodes come from the environment of the
-reader, never from the page, and so does a file: `FILE` stands for its path, and no text of a provider is read as one.
+reader, never from the page, and so does a file: `FILE` stands for its path, and no text of a provider is read as one. A metered operation has none for
+TypeScript, because x402 `exact` cannot pay it.
 """
 
 import json
@@ -19,6 +20,7 @@ from tollway.ids import ChainId
 
 CONTENT_TYPE = "content-type"
 FILE = "FILE"
+MAXIMUM = "# the maximum of a call, which costs what its response reports"
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,128}")
 """Of a field in a command: others could be read as a value or a path."""
 
@@ -43,6 +45,7 @@ class _Example:
     body: Any
     has_body: bool
     price: str
+    is_metered: bool
     form: tuple[tuple[str, str | None], ...] = ()
     is_file: bool = False
 
@@ -53,7 +56,7 @@ def write_snippets(
     """The snippets for an operation. Where the document has no example, the template of its path stands in the place of one. `target`: the path and the
     query of the call that the page keeps, in the place of those of the example."""
     example = _read_example(view, operation, target)
-    return (
+    found = (
         Snippet(name="curl", setup="", text=_curl(example)),
         Snippet(name="tollway", setup="pip install tollway", text=_command(view, example)),
         Snippet(name="Python", setup="pip install tollway", text=_python(view, example)),
@@ -64,6 +67,7 @@ def write_snippets(
         ),
         Snippet(name="MCP", setup="pip install 'tollway[mcp]'", text=_mcp(view, example)),
     )
+    return tuple(one for one in found if not (example.is_metered and one.name == "TypeScript"))
 
 
 def _read_example(view: ListingView, operation: ApiOperation, target: str | None) -> _Example:
@@ -92,6 +96,7 @@ def _read_example(view: ListingView, operation: ApiOperation, target: str | None
         body=body,
         has_body="body" in content,
         price="" if operation.price.is_free else f"{operation.price.text} {view.listing.currency}",
+        is_metered=operation.metering is not None,
         form=form,
         is_file=operation.is_body_file,
     )
@@ -132,7 +137,8 @@ def _curl(example: _Example) -> str:
     ]
     parts.append(shlex.quote(example.url))
     line = " ".join(parts)
-    return line if not example.price else f"# responds 402 with the price and every way to pay\n{line}"
+    price = "maximum price" if example.is_metered else "price"
+    return line if not example.price else f"# responds 402 with the {price} and every way to pay\n{line}"
 
 
 def _body_text(example: _Example) -> str:
@@ -166,6 +172,7 @@ def _command(view: ListingView, example: _Example) -> str:
     return (
         f"export TOLLWAY_GATEWAY={shlex.quote(view.public_url)}\n"
         "export TOLLWAY_KEY_FILE=~/.tollway/wallet.key  # tollway wallet new --out ~/.tollway/wallet.key\n"
+        + (f"{MAXIMUM.replace('# ', '# --max-price: ')}\n" if example.is_metered else "")
         + " ".join(parts)
     )
 
@@ -204,7 +211,8 @@ def _python(view: ListingView, example: _Example) -> str:
         "import os\n"
         "from tollway.client import TollwayClient, Wallet\n\n"
         "wallet = Wallet.from_environment(os.environ)  # TOLLWAY_KEY_FILE\n"
-        f"with TollwayClient({_python_text(view.public_url)}, wallet=wallet, chains={chains}{limit}) as client:\n"
+        + (f"{MAXIMUM.replace('# ', '# max_price: ')}\n" if example.is_metered else "")
+        + f"with TollwayClient({_python_text(view.public_url)}, wallet=wallet, chains={chains}{limit}) as client:\n"
         f"    response = client.call({', '.join(arguments)})\n"
         "    print(response.status_code, response.payment.state)\n"
         "    print(response.text)"
