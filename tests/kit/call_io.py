@@ -260,7 +260,7 @@ class FakeCallIo:
     async def count_calls(self, _pay_to: Address) -> int:
         return self.served
 
-    async def lease_channel(self, _offer: Any, _asset: Asset) -> None:
+    async def lease_channel(self, *_given: Any, **_named: Any) -> Any:
         raise AssertionError(
             "no channel is offered here; tests/client/test_channel_payment.py has a gateway that does"
         )

@@ -98,9 +98,7 @@ class PaymentOptions:
         is_metered = PRICE_MAX_HEADER in response.headers
         x402 = () if is_metered else read_x402_offers(response.headers, problem)
         channel = read_channel_offers(response.headers, problem)
-        return cls(
-            tx=read_transfer_offers(problem, is_metered=is_metered), x402=x402, channel=channel
-        )
+        return cls(tx=read_transfer_offers(problem, is_metered=is_metered), x402=x402, channel=channel)
 
     @property
     def is_empty(self) -> bool:

@@ -141,22 +141,22 @@ def _add_claim(
     keys = [row.channel_key for row in claim.rows]
     locked_rows = LockedRows(connection)
     locked_rows.lock_payments(one.payment_id for one in read_channels(connection, keys).values())
-    locked_rows.load_channels(keys)
+    locked_rows.channels.load(keys)
     # Under the locks of the payments no other claim takes these channels.
     busy = select(channel_table.c.key).where(channel_table.c.key.in_(keys), _is_in_open_claim())
     if connection.execute(busy.limit(1)).first() is not None:
         return False
-    if claim.is_refund and any(locked_rows.channel(key).reserved_call is not None for key in keys):
+    if claim.is_refund and any(locked_rows.channels.find(key).reserved_call is not None for key in keys):
         return False
     signer = (attempt.sender, attempt.chain_id)
     next_nonce = lock_nonces(connection, [signer])[signer]
     if attempt.nonce != next_nonce:
         return NonceUnavailable(next_nonce=next_nonce)
     for row in claim.rows:
-        channel = locked_rows.channel(row.channel_key)
+        channel = locked_rows.channels.find(row.channel_key)
         published = max(channel.published, row.voucher.ceiling)
         reserved = claim.id if claim.is_refund else channel.reserved_call
-        locked_rows.set_channel(replace(channel, published=published, reserved_call=reserved))
+        locked_rows.channels.put(replace(channel, published=published, reserved_call=reserved))
     locked_rows.write()
     write_nonces(connection, {signer: next_nonce + 1})
     connection.execute(
