@@ -1020,7 +1020,7 @@ async def test_an_authorisation_never_pays_a_metered_call(make, gateway, chain):
 
 async def test_the_maximum_of_a_metered_call_counts_against_max_price(make, gateway, chain):
     gateway.actual = 1
-    with pytest.raises(PriceAboveMax, match="costs up to 0.01 USDC; allowed in USDC: 0.009999"):
+    with pytest.raises(PriceAboveMax, match=r"costs up to 0\.01 USDC; allowed in USDC: 0\.009999"):
         await do(make(max_price="0.009999 USDC").call(API))
     assert chain.broadcasts == []
     assert (await do(make(max_price="0.01 USDC").call(API))).status_code == 200
