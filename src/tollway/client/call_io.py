@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from tollway.client.channel_offer import ChannelOffer
+from tollway.client.channel_offer import OfferedChannel
 from tollway.client.fee_limit import format_fee
 from tollway.client.own_channel import OwnChannel, VoucherPlan
 from tollway.client.quote import ATTO_DECIMALS
@@ -458,10 +458,10 @@ class CallIo(NodeIo, Protocol):
     async def count_calls(self, pay_to: Address) -> int:
         """Counts the calls that this wallet has paid to a payee, by the store."""
 
-    async def lease_channel(self, offer: ChannelOffer, asset: Asset) -> ChannelLease | None:
+    async def lease_channel(self, offer: OfferedChannel, asset: Asset) -> ChannelLease | None:
         """Takes the channel of an offer until the end of the call. None while another call of this wallet has it."""
 
-    async def sign_voucher(self, offer: ChannelOffer, channel: OwnChannel, plan: VoucherPlan) -> OwnVoucher:
+    async def sign_voucher(self, offer: OfferedChannel, channel: OwnChannel, plan: VoucherPlan) -> OwnVoucher:
         """Signs a voucher for this call, and a deposit unless one in flight is sent again. Nothing is stored."""
 
     async def store_voucher(self, voucher: OwnVoucher) -> StoreOutcome:

@@ -19,7 +19,7 @@ from tollway.client.call_io import (
     UnsignedTransfer,
 )
 from tollway.client.channel_offer import (
-    ChannelOffer,
+    OfferedChannel,
     read_channel_offers,
     read_charge,
     read_correction,
@@ -80,7 +80,7 @@ class ChannelIo(NodeIo, Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
-    async def sign_refund(self, offer: ChannelOffer, channel: OwnChannel) -> str:
+    async def sign_refund(self, offer: OfferedChannel, channel: OwnChannel) -> str:
         """Signs a request for all that is left."""
 
     async def sign_transfer(self, unsigned: UnsignedTransfer) -> SignedTransfer:
@@ -145,7 +145,7 @@ async def refund_channel(
     )
 
 
-async def _fetch_offer(io: ChannelIo, channel: OwnChannel, patience: Patience) -> ChannelOffer:
+async def _fetch_offer(io: ChannelIo, channel: OwnChannel, patience: Patience) -> OfferedChannel:
     response = await _send(io, None, patience)
     offers = read_channel_offers(response.headers, response.problem or {})
     same = [offer for offer in offers if is_same_channel(offer, channel)]

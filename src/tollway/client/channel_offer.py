@@ -22,7 +22,7 @@ _UNITS = re.compile(r"0|[1-9][0-9]{0,38}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelOffer:
+class OfferedChannel:
     """An offer to pay a call by a voucher of a channel. `terms`: as of an authorisation; its `amount` is the maximum of the call. `deposit_min`: the deposit that
     the gateway proposes; None without one. `authorizer`: signs the claims. `withdraw_delay`: in seconds."""
 
@@ -66,7 +66,7 @@ class ChannelReport:
 class ChannelCorrection:
     """A 402 that asks for another signature over money that is in the channel already. `report`, `voucher`: None where they are missing or cannot be read."""
 
-    offer: ChannelOffer
+    offer: OfferedChannel
     report: ChannelReport | None
     voucher: ShownVoucher | None
 
@@ -83,13 +83,13 @@ class ChannelCharge:
 # ---- Parsing.
 
 
-def read_channel_offers(headers: Mapping[str, str], problem: JsonMembers) -> tuple[ChannelOffer, ...]:
+def read_channel_offers(headers: Mapping[str, str], problem: JsonMembers) -> tuple[OfferedChannel, ...]:
     """The channel offers of a 402, in the gateway's order: those of `PAYMENT-REQUIRED`, since the body names no authorizer."""
     offers = read_required(headers, problem, scheme=CHANNEL_SCHEME, rail="channel")
     return tuple(offer for terms in offers if (offer := _read_offer(terms)) is not None)
 
 
-def _read_offer(terms: X402Offer) -> ChannelOffer | None:
+def _read_offer(terms: X402Offer) -> OfferedChannel | None:
     extra = from_json(terms.accepted)["extra"]
     delay, deposit_min = extra.get("withdrawDelay"), _read_units(extra.get("minDeposit"))
     try:
@@ -99,7 +99,7 @@ def _read_offer(terms: X402Offer) -> ChannelOffer | None:
     if type(delay) is not int or delay not in WITHDRAW_DELAYS_S or authorizer == ZERO_ADDRESS:
         return None
     is_proposed = deposit_min is not None and deposit_min >= terms.amount
-    return ChannelOffer(
+    return OfferedChannel(
         terms=terms,
         deposit_min=deposit_min if is_proposed else None,
         authorizer=authorizer,
@@ -178,7 +178,7 @@ def _read_units(raw: object) -> int | None:
 
 
 def encode_voucher(
-    offer: ChannelOffer,
+    offer: OfferedChannel,
     config: ChannelConfig,
     channel: ChannelId,
     *,
@@ -194,7 +194,7 @@ def encode_voucher(
 
 
 def encode_refund(
-    offer: ChannelOffer, config: ChannelConfig, channel: ChannelId, *, ceiling: int, signature: bytes
+    offer: OfferedChannel, config: ChannelConfig, channel: ChannelId, *, ceiling: int, signature: bytes
 ) -> str:
     """The value of `PAYMENT-SIGNATURE` that asks for all that is left in a channel. `ceiling`: what was charged."""
     return encode_payload(

@@ -37,7 +37,7 @@ from tollway.client.call_io import (
     PaymentQuote,
     SignedAuthorization,
 )
-from tollway.client.channel_offer import ChannelCorrection, ChannelOffer, read_charge, read_correction
+from tollway.client.channel_offer import ChannelCorrection, OfferedChannel, read_charge, read_correction
 from tollway.client.errors import (
     BudgetExhausted,
     CallHeld,
@@ -60,7 +60,6 @@ from tollway.client.own_channel import (
 )
 from tollway.client.quote import ATTO_DECIMALS
 from tollway.client.response_rules import (
-    CHANNEL_BUSY,
     CallResult,
     RepeatWait,
     is_chain_away,
@@ -84,7 +83,7 @@ from tollway.ids import ChannelId, keccak256
 from tollway.money import Asset
 from tollway.payments.channels import SETTLEMENT_CONTRACT, ChannelConfig
 
-REPEAT_VOUCHER_CODES = REPEAT_AUTHORIZATION_CODES | {CHANNEL_BUSY}
+REPEAT_VOUCHER_CODES = REPEAT_AUTHORIZATION_CODES | {Code.CHANNEL_BUSY.value}
 """Codes without a decision: the client sends the same voucher again after `Retry-After`, and never another."""
 
 CHEAPER_AFTER_CALLS = 10
@@ -93,14 +92,14 @@ CHEAPER_AFTER_CALLS = 10
 _CHANNELS = keccak256(b"channels(bytes32)")[:4]
 
 
-async def is_channel_cheaper(io: CallIo, offers: Sequence[ChannelOffer]) -> bool:
+async def is_channel_cheaper(io: CallIo, offers: Sequence[OfferedChannel]) -> bool:
     """Whether the wallet calls the payee of the first offer so often that a channel costs less."""
     return bool(offers) and await io.count_calls(offers[0].terms.pay_to) >= CHEAPER_AFTER_CALLS
 
 
 async def pay_by_channel(
     io: CallIo,
-    offers: Sequence[ChannelOffer],
+    offers: Sequence[OfferedChannel],
     source: PaymentSource,
     rules: CallRules,
     rejected: Sequence[SignedAuthorization] = (),
@@ -155,11 +154,11 @@ async def _submit_and_heal(
 
 async def _choose_offer(
     io: CallIo,
-    offers: Sequence[ChannelOffer],
+    offers: Sequence[OfferedChannel],
     source: PaymentSource,
     rules: CallRules,
     rejected: Sequence[SignedAuthorization],
-) -> tuple[ChannelOffer, Asset]:
+) -> tuple[OfferedChannel, Asset]:
     reasons: list[str] = []
     for offer in offers:
         asset = await check_offer(io, offer.terms, source, reasons)
@@ -174,7 +173,7 @@ async def _choose_offer(
     raise CannotPay(f"The call cannot be paid by a channel: {named}.")
 
 
-async def _lease(io: CallIo, offer: ChannelOffer, asset: Asset, patience: Patience) -> ChannelLease:
+async def _lease(io: CallIo, offer: OfferedChannel, asset: Asset, patience: Patience) -> ChannelLease:
     """Waits for other calls of this wallet, which use the channel one after the other."""
     for _ in range(max(1, int(patience.wait_s / patience.poll_s))):
         lease = await io.lease_channel(offer, asset)
@@ -216,7 +215,7 @@ async def call_settlement(io: NodeIo, channel: OwnChannel, calldata: bytes) -> t
 
 
 async def _sign(
-    io: CallIo, offer: ChannelOffer, channel: OwnChannel, source: PaymentSource, rules: CallRules
+    io: CallIo, offer: OfferedChannel, channel: OwnChannel, source: PaymentSource, rules: CallRules
 ) -> OwnVoucher:
     """Signs and stores the voucher of the call, with a deposit where the balance does not cover it. Raises `NotPaid`; then nothing was sent."""
     asset = channel.asset
@@ -417,7 +416,7 @@ async def _decide_402(io: CallIo, submission: _VoucherSubmission, response: Gate
     )
 
 
-def is_same_channel(offer: ChannelOffer, channel: OwnChannel) -> bool:
+def is_same_channel(offer: OfferedChannel, channel: OwnChannel) -> bool:
     """Whether an offer is of this channel."""
     named: ChannelConfig = offer.build_config(channel.config.payer, channel.config.salt)
     return (offer.terms.chain_id, named) == (channel.asset.chain_id, channel.config)

@@ -36,7 +36,7 @@ from tollway.client.call_io import (
     TransferState,
     UnsignedTransfer,
 )
-from tollway.client.channel_offer import ChannelOffer
+from tollway.client.channel_offer import OfferedChannel
 from tollway.client.deadline import check_deadline, interrupted, within
 from tollway.client.driver import Driver
 from tollway.client.own_channel import CHANNEL_SALT, OwnChannel, VoucherPlan
@@ -468,7 +468,7 @@ class Exchange:
         return self._driver.store.count_calls(self.wallet.address, pay_to)
 
     @local
-    def lease_channel(self, offer: ChannelOffer, asset: Asset) -> ChannelLease | None:
+    def lease_channel(self, offer: OfferedChannel, asset: Asset) -> ChannelLease | None:
         config = offer.build_config(self.wallet.address, CHANNEL_SALT)
         key = channel_id(config, offer.terms.chain_id)
         driver, plan = self._driver, self.plan
@@ -487,7 +487,7 @@ class Exchange:
         )
 
     @local
-    def sign_voucher(self, offer: ChannelOffer, channel: OwnChannel, plan: VoucherPlan) -> OwnVoucher:
+    def sign_voucher(self, offer: OfferedChannel, channel: OwnChannel, plan: VoucherPlan) -> OwnVoucher:
         driver = self._driver
         return self.wallet.sign_voucher(
             offer,
@@ -499,7 +499,7 @@ class Exchange:
         )
 
     @local
-    def sign_refund(self, offer: ChannelOffer, channel: OwnChannel) -> str:
+    def sign_refund(self, offer: OfferedChannel, channel: OwnChannel) -> str:
         return self.wallet.sign_refund(offer, channel)
 
     @local

@@ -37,7 +37,7 @@ from tollway.client.call_io import (
     Transfer,
     TransferState,
 )
-from tollway.client.channel_offer import ChannelOffer, read_channel_offers
+from tollway.client.channel_offer import OfferedChannel, read_channel_offers
 from tollway.client.channel_payment import finish_pending, is_channel_cheaper, pay_by_channel
 from tollway.client.errors import (
     CannotPay,
@@ -89,7 +89,7 @@ class PaymentOptions:
 
     tx: tuple[TransferOffer, ...]
     x402: tuple[X402Offer, ...]
-    channel: tuple[ChannelOffer, ...] = ()
+    channel: tuple[OfferedChannel, ...] = ()
 
     @classmethod
     def read(cls, response: GatewayResponse) -> Self:

@@ -31,9 +31,6 @@ REPEAT_CODES = frozenset(
 """Codes without a decision: the client sends the same headers again after `Retry-After`. Their nonce counts once, so no repeat is
 charged twice."""
 
-CHANNEL_BUSY = "channel_busy"
-"""Another call has the channel. The client waits, on a channel alone."""
-
 RETRY_AFTER_S = 2
 RETRY_AFTER_MAX_S = 60
 

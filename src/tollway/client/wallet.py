@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from tollway.chain.signer import derive_address, sign_digest, sign_transaction
 from tollway.client.call_io import OwnVoucher, SignedAuthorization, SignedTransfer, UnsignedTransfer
-from tollway.client.channel_offer import ChannelOffer, build_deposit, encode_refund, encode_voucher
+from tollway.client.channel_offer import OfferedChannel, build_deposit, encode_refund, encode_voucher
 from tollway.client.keystore import open_keystore
 from tollway.client.own_channel import HeldDeposit, OwnChannel, PendingVoucher, VoucherPlan
 from tollway.client.x402 import X402Offer, encode_payment
@@ -149,7 +149,7 @@ class Wallet:
 
     def sign_voucher(
         self,
-        offer: ChannelOffer,
+        offer: OfferedChannel,
         channel: OwnChannel,
         plan: VoucherPlan,
         *,
@@ -181,7 +181,7 @@ class Wallet:
         signed = replace(channel, pending=pending, deposit=held, ceiling=max(channel.ceiling, plan.ceiling))
         return OwnVoucher(channel=signed, deposit=authorization)
 
-    def sign_refund(self, offer: ChannelOffer, channel: OwnChannel) -> str:
+    def sign_refund(self, offer: OfferedChannel, channel: OwnChannel) -> str:
         """Signs a request for all that is left of a channel; returns the value of `PAYMENT-SIGNATURE`. Its voucher covers what was charged, and no more."""
         signature = self._sign_ceiling(channel, channel.charged)
         return encode_refund(offer, channel.config, channel.id, ceiling=channel.charged, signature=signature)
@@ -190,7 +190,7 @@ class Wallet:
         return self.sign_digest(voucher_digest(channel.asset.chain_id, channel.id, ceiling))
 
     def _sign_deposit(
-        self, offer: ChannelOffer, channel: OwnChannel, amount: int, *, now_s: int, salt: bytes
+        self, offer: OfferedChannel, channel: OwnChannel, amount: int, *, now_s: int, salt: bytes
     ) -> tuple[HeldDeposit, SignedAuthorization]:
         """Signs an EIP-3009 `ReceiveWithAuthorization` to the deposit collector, which can pay into this channel alone."""
         terms, nonce = offer.terms, deposit_nonce(channel.id, salt)
