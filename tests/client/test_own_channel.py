@@ -8,6 +8,7 @@ import pytest
 from tests.client.test_channel_offer import ENTRY, headers
 from tests.client.test_channel_table import ASSET, HELD, PENDING
 from tests.kit.channel_payer import ChannelPayer
+from tollway.chain.port import ChannelState
 from tollway.client.channel_offer import (
     ChannelCharge,
     ChannelCorrection,
@@ -16,7 +17,6 @@ from tollway.client.channel_offer import (
     read_channel_offers,
 )
 from tollway.client.own_channel import (
-    ChannelTotals,
     OwnChannel,
     VoucherPlan,
     VoucherRefused,
@@ -89,6 +89,16 @@ def correct(charged: int, signed: int | None, *, balance: int = 1_000, claimed: 
     return ChannelCorrection(offer=OFFER, report=report, voucher=voucher)
 
 
+def by_node(balance: int, total_claimed: int) -> ChannelState:
+    return ChannelState(
+        balance=balance,
+        total_claimed=total_claimed,
+        withdrawal=0,
+        withdrawal_initiated_at=0,
+        refund_nonce=0,
+    )
+
+
 SENT = replace(CHANNEL, pending=PENDING, ceiling=600)
 """300 are charged; the pending voucher is over 600, and 300 was the highest before it."""
 
@@ -103,22 +113,22 @@ SENT = replace(CHANNEL, pending=PENDING, ceiling=600)
         (correct(600, 600), None, None),  # the voucher of this call
         (correct(450, 449), None, None),
         (correct(450, None), None, None),
-        (correct(450, None), ChannelTotals(balance=900, total_claimed=350), (350, 900)),
-        (correct(450, 500), ChannelTotals(balance=900, total_claimed=451), None),
+        (correct(450, None), by_node(900, 350), (350, 900)),
+        (correct(450, 500), by_node(900, 451), None),
         (correct(450, 500, claimed=451), None, None),
-        (correct(450, 500, claimed=451), ChannelTotals(balance=900, total_claimed=0), (450, 900)),
+        (correct(450, 500, claimed=451), by_node(900, 0), (450, 900)),
         (correct(450, 500, balance=999), None, None),
         (correct(450, 500, balance=1_001), None, (450, 1_001)),
         (ChannelCorrection(offer=OFFER, report=None, voucher=None), None, None),
         (
             ChannelCorrection(offer=OFFER, report=None, voucher=None),
-            ChannelTotals(balance=7, total_claimed=3),
+            by_node(7, 3),
             (3, 7),
         ),
     ],
 )
 def test_a_corrective_402_counts_with_its_proof(
-    correction: ChannelCorrection, totals: ChannelTotals | None, healed: tuple[int, int] | None
+    correction: ChannelCorrection, totals: ChannelState | None, healed: tuple[int, int] | None
 ) -> None:
     found = heal_channel(SENT, correction, totals, is_doubtful=False)
     if healed is None:

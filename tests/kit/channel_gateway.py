@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from eth_abi.abi import decode
+from eth_abi.abi import encode as encode_abi
 from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
@@ -37,7 +39,10 @@ from tollway.payments.wire import decode_object
 Json = dict[str, Any]
 WALLET_KEY = b"\x11" * 32
 MISMATCH = "invalid_batch_settlement_evm_cumulative_amount_mismatch"
-_VIEWS = {keccak256(name.encode())[:4]: name for name in ("channels(bytes32)", "pendingWithdrawals(bytes32)")}
+_CHANNELS, _WITHDRAWALS, _MULTICALL = (
+    keccak256(name)[:4]
+    for name in (b"channels(bytes32)", b"pendingWithdrawals(bytes32)", b"multicall(bytes[])")
+)
 
 
 @dataclass
@@ -69,16 +74,18 @@ class SettlementChain:
 
     def call(self, to: str, payload: bytes) -> bytes:
         """`eth_call`."""
-        name = _VIEWS.get(payload[:4])
-        if name is not None and Address.parse(to) == SETTLEMENT_CONTRACT:
-            escrow = self.find(payload[4:36])
-            pair = (
-                (escrow.balance, escrow.claimed)
-                if name.startswith("channels")
-                else (escrow.withdrawal, escrow.since_s)
-            )
-            return b"".join(number.to_bytes(32, "big") for number in pair)
-        if payload[:4] == keccak256(b"authorizationState(address,bytes32)")[:4]:
+        selector, words = payload[:4], payload[4:]
+        if Address.parse(to) == SETTLEMENT_CONTRACT:
+            if selector == _MULTICALL:
+                (calls,) = decode(["bytes[]"], words)
+                return encode_abi(["bytes[]"], [[self.call(to, bytes(call)) for call in calls]])
+            escrow = self.find(words[:32])
+            numbers = {
+                _CHANNELS: (escrow.balance, escrow.claimed),
+                _WITHDRAWALS: (escrow.withdrawal, escrow.since_s),
+            }.get(selector, (0,))
+            return b"".join(number.to_bytes(32, "big") for number in numbers)
+        if selector == keccak256(b"authorizationState(address,bytes32)")[:4]:
             return int(payload[-32:] in self.used).to_bytes(32, "big")
         return self.wallet_units.to_bytes(32, "big")
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tollway.chain.channel_contract import encode_finalize_withdraw, encode_initiate_withdraw
+from tollway.chain.port import ChannelState
 from tollway.client.call_io import (
     GatewayResponse,
     NodeError,
@@ -26,8 +28,7 @@ from tollway.client.channel_offer import (
 )
 from tollway.client.channel_payment import (
     REPEAT_VOUCHER_CODES,
-    call_settlement,
-    fetch_totals,
+    fetch_state,
     is_same_channel,
 )
 from tollway.client.errors import (
@@ -43,7 +44,6 @@ from tollway.client.errors import (
 from tollway.client.fee_limit import NetworkFee, limit_fee
 from tollway.client.finality import parse_quantity
 from tollway.client.own_channel import (
-    ChannelTotals,
     OwnChannel,
     PendingVoucher,
     VoucherRefused,
@@ -62,14 +62,10 @@ from tollway.client.transfer import (
     query_number,
 )
 from tollway.client.x402 import read_receipt
-from tollway.ids import ChainId, TxHash, keccak256
-from tollway.payments.channels import SETTLEMENT_CONTRACT, ChannelConfig
+from tollway.ids import ChainId, TxHash
+from tollway.payments.channels import SETTLEMENT_CONTRACT
 
 SENDS_MAX = 60
-_CONFIG = b"(address,address,address,address,address,uint40,bytes32)"
-_PENDING_WITHDRAWALS = keccak256(b"pendingWithdrawals(bytes32)")[:4]
-_INITIATE = keccak256(b"initiateWithdraw(" + _CONFIG + b",uint128)")[:4]
-_FINALIZE = keccak256(b"finalizeWithdraw(" + _CONFIG + b")")[:4]
 
 
 class ChannelIo(NodeIo, Protocol):
@@ -119,7 +115,7 @@ async def refund_channel(
         if correction is None or not is_same_channel(correction.offer, channel):
             raise GatewayRefused(response.status, response.problem or {})
         offer = correction.offer
-        totals = await fetch_totals(io, channel) if has_node else None
+        totals = await fetch_state(io, channel) if has_node else None
         asked = PendingVoucher(
             request=b"",
             proof="",
@@ -178,14 +174,13 @@ async def _end_refund(
     """Only the wallet's own node shows that the money is back: until then a refund counts as spent."""
     receipt = read_receipt(response.headers)
     amount = None if receipt is None or receipt.amount is None else int(receipt.amount)
-    totals = ChannelTotals(balance=channel.charged, total_claimed=channel.charged)
-    is_seen = False
+    balance, is_seen = channel.charged, False
     if has_node:
-        totals = await fetch_totals(io, channel)
-        is_seen = totals.balance < channel.balance
-    moved = channel.balance - totals.balance if is_seen else 0
+        balance = (await fetch_state(io, channel)).balance
+        is_seen = balance < channel.balance
+    moved = channel.balance - balance if is_seen else 0
     refunded = replace(
-        channel, balance=totals.balance, returned=channel.returned + moved, pending=None, withdrawal=None
+        channel, balance=balance, returned=channel.returned + moved, pending=None, withdrawal=None
     )
     await io.record_channel(refunded)
     return ChannelRefund(
@@ -215,21 +210,20 @@ async def plan_withdrawal(io: ChannelIo, channel: OwnChannel, max_fee: Cap | Non
     `NodeUnreachable`, and `PaymentPending` while the delay runs. Signs and sends nothing."""
     asset = channel.asset
     await check_node(io, asset.chain_id)
-    totals = await fetch_totals(io, channel)
-    waiting, since_s = await call_settlement(io, channel, _PENDING_WITHDRAWALS + channel.id)
-    if since_s:
-        begun = Withdrawal(amount=waiting, ready_s=since_s + channel.config.withdraw_delay)
-        channel = replace(channel, balance=totals.balance, withdrawal=begun)
+    state = await fetch_state(io, channel)
+    begun = _read_withdrawal(channel, state)
+    if begun is not None:
+        channel = replace(channel, balance=state.balance, withdrawal=begun)
         await io.record_channel(channel)
         await _check_delay(io, channel, begun)
-        amount = min(waiting, totals.balance - totals.total_claimed)
-        calldata = _FINALIZE + _encode_config(channel.config)
+        amount = min(begun.amount, state.balance - state.total_claimed)
+        calldata = encode_finalize_withdraw(channel.config)
     else:
-        amount = totals.balance - max(totals.total_claimed, channel.charged)
-        calldata = _INITIATE + _encode_config(channel.config) + max(amount, 0).to_bytes(32, "big")
+        amount = state.balance - max(state.total_claimed, channel.charged)
         if amount <= 0:
-            await io.record_channel(replace(channel, balance=totals.balance, withdrawal=None))
+            await io.record_channel(replace(channel, balance=state.balance, withdrawal=None))
             raise CannotPay(f"Nothing is left in the channel {channel.id}.")
+        calldata = encode_initiate_withdraw(channel.config, base_units=amount)
     gas = await estimate_gas(io, asset.chain_id, channel.config.payer, SETTLEMENT_CONTRACT, 0, calldata)
     fee = await fetch_fee(io, asset.chain_id, gas)
     excess = limit_fee(asset, amount, max_fee).find_excess(fee)
@@ -249,7 +243,9 @@ async def plan_withdrawal(io: ChannelIo, channel: OwnChannel, max_fee: Cap | Non
         fee_max_wei=fee.price_wei,
         tip_wei=fee.tip_wei,
     )
-    return WithdrawalPlan(channel=channel, amount=amount, is_end=since_s > 0, unsigned=unsigned, fee=fee)
+    return WithdrawalPlan(
+        channel=channel, amount=amount, is_end=begun is not None, unsigned=unsigned, fee=fee
+    )
 
 
 async def _check_delay(io: NodeIo, channel: OwnChannel, begun: Withdrawal) -> None:
@@ -294,7 +290,13 @@ async def send_withdrawal(io: ChannelIo, plan: WithdrawalPlan, patience: Patienc
             f"The transaction {signed.tx_hash} of the withdrawal was reverted. Nothing was moved.",
             transaction=signed.tx_hash,
         )
-    after = await _read_withdrawal(io, channel)
+    state = await fetch_state(io, channel)
+    after = replace(
+        channel,
+        balance=state.balance,
+        returned=channel.returned + max(0, channel.balance - state.balance),
+        withdrawal=_read_withdrawal(channel, state),
+    )
     await io.record_channel(after)
     return WithdrawnChannel(channel=after, transaction=signed.tx_hash)
 
@@ -311,22 +313,8 @@ async def _broadcast(io: NodeIo, chain_id: ChainId, signed: SignedTransfer) -> N
             )
 
 
-async def _read_withdrawal(io: NodeIo, channel: OwnChannel) -> OwnChannel:
-    totals = await fetch_totals(io, channel)
-    waiting, since_s = await call_settlement(io, channel, _PENDING_WITHDRAWALS + channel.id)
-    begun = Withdrawal(amount=waiting, ready_s=since_s + channel.config.withdraw_delay) if since_s else None
-    moved = max(0, channel.balance - totals.balance)
-    return replace(channel, balance=totals.balance, returned=channel.returned + moved, withdrawal=begun)
-
-
-def _encode_config(config: ChannelConfig) -> bytes:
-    """The ABI words of the struct."""
-    parties = (
-        config.payer,
-        config.payer_authorizer,
-        config.receiver,
-        config.receiver_authorizer,
-        config.token,
-    )
-    words = [bytes(party).rjust(32, b"\0") for party in parties]
-    return b"".join([*words, config.withdraw_delay.to_bytes(32, "big"), config.salt])
+def _read_withdrawal(channel: OwnChannel, state: ChannelState) -> Withdrawal | None:
+    since_s = state.withdrawal_initiated_at
+    if not since_s:
+        return None
+    return Withdrawal(amount=state.withdrawal, ready_s=since_s + channel.config.withdraw_delay)

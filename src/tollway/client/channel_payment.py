@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tollway.chain.channel_contract import encode_channel_state, parse_channel_state
+from tollway.chain.port import ChannelState
 from tollway.client.authorization import (
     BROKEN_RETRIES_MAX,
     CLAIMED_CODES,
@@ -50,7 +52,6 @@ from tollway.client.errors import (
 )
 from tollway.client.finality import approve_in_budget, repeat_in_budget
 from tollway.client.own_channel import (
-    ChannelTotals,
     OwnChannel,
     VoucherPlan,
     VoucherRefused,
@@ -79,7 +80,7 @@ from tollway.client.transfer import (
 )
 from tollway.client.x402 import read_receipt
 from tollway.errors import Code
-from tollway.ids import ChannelId, keccak256
+from tollway.ids import ChannelId
 from tollway.money import Asset
 from tollway.payments.channels import SETTLEMENT_CONTRACT, ChannelConfig
 
@@ -88,8 +89,6 @@ REPEAT_VOUCHER_CODES = REPEAT_AUTHORIZATION_CODES | {Code.CHANNEL_BUSY.value}
 
 CHEAPER_AFTER_CALLS = 10
 """So many calls to one payee make a channel cheaper than an authorisation for each: its deposit and its way back are three transactions."""
-
-_CHANNELS = keccak256(b"channels(bytes32)")[:4]
 
 
 async def is_channel_cheaper(io: CallIo, offers: Sequence[OfferedChannel]) -> bool:
@@ -185,7 +184,7 @@ async def _lease(io: CallIo, offer: OfferedChannel, asset: Asset, patience: Pati
 
 async def _find_on_chain(io: CallIo, channel: OwnChannel) -> OwnChannel:
     """The channel with the balance of the chain. Raises `NodeUnreachable`. One that the store does not know may have vouchers of another store, up to its balance."""
-    totals = await fetch_totals(io, channel)
+    totals = await fetch_state(io, channel)
     held = channel.deposit
     has_landed = held is not None and totals.balance >= channel.balance + held.amount
     is_unknown = channel.calls == 0 and channel.pending is None and channel.ceiling == 0
@@ -198,20 +197,16 @@ async def _find_on_chain(io: CallIo, channel: OwnChannel) -> OwnChannel:
     )
 
 
-async def fetch_totals(io: NodeIo, channel: OwnChannel) -> ChannelTotals:
+async def fetch_state(io: NodeIo, channel: OwnChannel) -> ChannelState:
     """A channel by the wallet's own node. Raises `NodeUnreachable`, `CannotPay`."""
-    words = await call_settlement(io, channel, _CHANNELS + channel.id)
-    return ChannelTotals(balance=words[0], total_claimed=words[1])
-
-
-async def call_settlement(io: NodeIo, channel: OwnChannel, calldata: bytes) -> tuple[int, int]:
-    """The two words that a view of the settlement contract returns."""
-    result = await eth_call(io, channel.asset.chain_id, SETTLEMENT_CONTRACT, calldata)
-    if len(result) != 64:
+    chain_id = channel.asset.chain_id
+    result = await eth_call(io, chain_id, SETTLEMENT_CONTRACT, encode_channel_state(channel.id))
+    try:
+        return parse_channel_state(result)
+    except ValueError as exc:
         raise NodeUnreachable(
-            f"The node of chain {channel.asset.chain_id} returns no channels of the settlement contract."
-        )
-    return int.from_bytes(result[:32], "big"), int.from_bytes(result[32:], "big")
+            f"The node of chain {chain_id} returns no channels of the settlement contract."
+        ) from exc
 
 
 async def _sign(
@@ -426,10 +421,10 @@ async def _heal(io: CallIo, corrected: _Corrected, source: PaymentSource) -> Own
     """The channel by a corrective 402. Raises `PaymentRefused` without a proof of what was charged, and `CallHeld` where it shows that the voucher of this call was charged."""
     channel, pending = corrected.channel, corrected.channel.pending
     assert pending is not None
-    totals: ChannelTotals | None = None
+    totals: ChannelState | None = None
     if channel.asset.chain_id in source.chains:
         try:
-            totals = await fetch_totals(io, channel)
+            totals = await fetch_state(io, channel)
         except (NodeUnreachable, CannotPay):
             totals = None
     healed = heal_channel(channel, corrected.correction, totals, is_doubtful=corrected.is_doubtful)
