@@ -13,7 +13,7 @@ from tollway.registry.listing import Listing
 from tollway.storage.catalog.catalog_tables import listing_table
 from tollway.web.pages.listing_form import TABLE_CALL, TABLE_PRICE
 
-ONE = "/my/apis/{api_id}"
+NEW, ONE = "/my/apis/new", "/my/apis/{api_id}"
 DOCUMENT = (
     '{"openapi": "3.1.0", "info": {"title": "W", "version": "1"}, "paths": {"/cities/{city}": {"get":'
     ' {"summary": "Weather of a city", "parameters": [{"name": "city", "in": "path", "required": true,'
@@ -71,9 +71,17 @@ async def open_form(harness: SignedInHarness, path: str = "/my/apis/new") -> dic
     return {name: field_of(page, name)}
 
 
+async def submit(
+    harness: SignedInHarness, path: str = NEW, *, act: str = "write", **changes: str
+) -> httpx.Response:
+    """Sends the form of a new listing; or of the stored one at that path, without its secret and its document. `changes`: what is different about `GOOD`."""
+    kept = {} if path == NEW else {"upstreamAuth.value": "", "openapi": ""}
+    form = {**GOOD, **kept, **await open_form(harness, path), **changes}
+    return await harness.post(path, {**form, "act": act}, route=NEW if path == NEW else ONE)
+
+
 async def publish(harness: SignedInHarness, **changes: str) -> Listing:
-    hidden = await open_form(harness)
-    answer = await harness.post("/my/apis/new", {**GOOD, **hidden, **changes, "act": "write"})
+    answer = await submit(harness, **changes)
     assert answer.status_code == 303, PageReader(answer.text).words
     api_id, _, done = answer.headers["location"].removeprefix("/my/apis/").partition("?")
     assert done == "done=published"

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from gettext import NullTranslations
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -169,6 +169,10 @@ class Services:
         first = self._calls_written
         self._calls_written += len(changes)
         rows = [call_record_row(number, **{**shared, **one}) for number, one in enumerate(changes, first)]
+        await self.write_rows(rows)
+
+    async def write_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Rows of `call_record_row`."""
         await self.database.write(lambda connection: insert_calls(connection, rows))
 
     async def record_payment(self, units: int) -> Payment:

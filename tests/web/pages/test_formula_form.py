@@ -10,6 +10,7 @@ import pytest
 from tests.kit.editor import (
     GOOD,
     HOSTILE,
+    NEW,
     ONE,
     count_listings,
     error_of,
@@ -19,6 +20,7 @@ from tests.kit.editor import (
     post_table,
     publish,
     stored,
+    submit,
 )
 from tests.kit.metering import TOKENS_IN_WORDS, sample_metering
 from tests.kit.pages import PageReader
@@ -27,7 +29,6 @@ from tollway.registry.listing import Listing
 from tollway.registry.metering import read_metering
 from tollway.web.pages.formula_form import OPERATION_FORMULAS_MAX
 
-NEW = "/my/apis/new"
 TABLE = {"GET /cities/{city}": "0.02", "POST /reports": "0.5"}
 BY_TOKEN = {
     "metering.count": "2",
@@ -73,8 +74,7 @@ async def harness() -> AsyncIterator[SignedInHarness]:
 
 async def check(harness: SignedInHarness, fields: Mapping[str, str], act: str = "check") -> httpx.Response:
     """Sends the form of a new listing with these fields of its formulas."""
-    form = {**GOOD, "pricePerRequest": "0.02", **await open_form(harness), **fields}
-    return await harness.post(NEW, {**form, "act": act})
+    return await submit(harness, act=act, **{"pricePerRequest": "0.02", **fields})
 
 
 async def save(

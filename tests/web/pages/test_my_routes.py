@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.kit.call_rows import call_record_row, insert_calls
+from tests.kit.call_rows import call_record_row
 from tests.kit.ledger_records import claim_on, close_of, new_payment
 from tests.kit.metering import sample_metering
 from tests.kit.pages import PROFILE, RULES, PageReader
@@ -366,7 +366,7 @@ async def test_pages_go_back_and_forth_and_a_new_call_moves_no_row(harness: Sign
     first = await harness.browser.get("/my/calls")
     older = first.text.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
     rows = [call_record_row(500, **{**TEXTS, "payer": READER.address, "created_ms": NOW_MS + 60_000})]
-    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    await harness.services.write_rows(rows)
     harness.services.now_ms += 120_000
     second = await harness.browser.get(older)
     ids = [part.split('"')[0] for part in (first.text + second.text).split('title="call_')[1:]]

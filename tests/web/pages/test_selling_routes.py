@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.kit.call_rows import call_record_row, insert_calls
+from tests.kit.call_rows import call_record_row
 from tests.kit.editor import (
     DOCUMENT,
     GOOD,
@@ -27,6 +27,7 @@ from tests.kit.editor import (
     post_table,
     publish,
     stored,
+    submit,
 )
 from tests.kit.ledger_records import claim_on, close_of
 from tests.kit.listings import sample_listing
@@ -92,9 +93,8 @@ async def try_call(harness: SignedInHarness, listing: Listing, **fields: str) ->
 
 
 async def test_a_new_listing_names_its_next_steps(harness: SignedInHarness) -> None:
-    listing = await publish(
-        harness, **{"upstreamAuth.in": "", "upstreamAuth.name": "", "upstreamAuth.value": ""}
-    )
+    secret = {name: "" for name in GOOD if name.startswith("upstreamAuth")}
+    listing = await publish(harness, **secret)
     page = await harness.read(f"/my/apis/{listing.id}?done=published")
     for words in (
         "Published. Next:",
@@ -219,10 +219,8 @@ FOUND = json.dumps(
 
 async def check_address(harness: SignedInHarness, **changes: str) -> httpx.Response:
     """Sends the first step: an address and a price."""
-    first = {**GOOD, **dict.fromkeys(("name", "description", "openapi", "operations"), "")}
-    return await harness.post(
-        "/my/apis/new", {**first, **await open_form(harness), **changes, "act": "check"}
-    )
+    first = dict.fromkeys(("name", "description", "openapi", "operations"), "")
+    return await submit(harness, act="check", **{**first, **changes})
 
 
 @pytest.mark.parametrize(
@@ -389,14 +387,12 @@ async def test_a_hostile_table_is_refused_or_harmless(harness: SignedInHarness, 
 
 async def test_three_errors_are_marked_at_their_fields_and_repaired(harness: SignedInHarness) -> None:
     wrong = {
-        **GOOD,
         "pricePerRequest": "cheap",
         "endpoint": "ftp://api.example.com",
         "operations": "GET /cities/{city} 0.02\r\n\r\nFETCH reports 0.5",
     }
-    hidden = await open_form(harness)
     for act in ("check", "write"):
-        answer = await harness.post("/my/apis/new", {**wrong, **hidden, "act": act})
+        answer = await submit(harness, act=act, **wrong)
         assert answer.status_code == 422
         error_of(answer, "pricePerRequest")
         error_of(answer, "endpoint")
@@ -405,8 +401,7 @@ async def test_three_errors_are_marked_at_their_fields_and_repaired(harness: Sig
         assert field_of(answer, "name") == "Weather"
         assert "FETCH reports 0.5" in answer.text
     assert await count_listings(harness) == 0
-    repaired = await harness.post("/my/apis/new", {**GOOD, **hidden, "act": "write"})
-    assert repaired.status_code == 303
+    await publish(harness, key=field_of(answer, "key"))
     assert await count_listings(harness) == 1
 
 
@@ -438,8 +433,7 @@ async def test_each_member_has_its_error_at_its_field(
     harness: SignedInHarness, change: dict[str, str], field: str, words: str
 ) -> None:
     harness.services.addresses["gone.example"] = []
-    hidden = await open_form(harness)
-    answer = await harness.post("/my/apis/new", {**GOOD, **hidden, **change, "act": "write"})
+    answer = await submit(harness, **change)
     assert answer.status_code in (400, 403, 422)
     assert words in error_of(answer, field)
     assert await count_listings(harness) == 0
@@ -456,8 +450,7 @@ async def test_the_secret_of_forwarded_calls_is_shown_once(harness: SignedInHarn
     path = f"/my/apis/{api_id}"
 
     async def save(choice: str) -> httpx.Response:
-        form = {**GOOD, **await open_form(harness, path), "upstreamAuth.value": "", "act": "write"}
-        return await harness.post(path, {**form, "forwardSignature": choice}, route=ONE)
+        return await submit(harness, path, forwardSignature=choice)
 
     secrets = [await find_shown_secret(harness, answer, api_id)]
     again = await harness.post("/my/apis/new", {**GOOD, **hidden, **shared})
@@ -523,7 +516,7 @@ async def test_a_held_call_of_a_later_moment_moves_no_row_and_the_days_stay_in_t
     first = await harness.browser.get("/my/sales?state=held&from=2027-01-01")
     older = unescape(first.text.split('rel="next" href="')[1].split('"')[0])
     rows = [call_record_row(500, **{**TEXTS, **held, "payer": OTHER.address, "created_ms": NOW_MS + 60_000})]
-    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    await harness.services.write_rows(rows)
     harness.services.now_ms += 120_000
     page = await harness.read(older)
     assert "40 held calls" in page.words
@@ -546,24 +539,17 @@ async def test_a_form_that_is_sent_twice_publishes_once(harness: SignedInHarness
 async def test_an_edit_against_a_stale_version_shows_both(harness: SignedInHarness) -> None:
     listing = await publish(harness)
     path = f"/my/apis/{listing.id}"
-    mine, theirs = await open_form(harness, path), await open_form(harness, path)
-    other = await harness.post(
-        path, {**GOOD, **theirs, "pricePerRequest": "0.03", "openapi": "", "act": "write"}, route=ONE
-    )
+    mine = await open_form(harness, path)
+    other = await submit(harness, path, pricePerRequest="0.03")
     assert other.headers["location"] == f"{path}?done=saved"
-    answer = await harness.post(
-        path, {**GOOD, **mine, "name": "Mine", "openapi": "", "act": "write"}, route=ONE
-    )
+    answer = await submit(harness, path, **mine, name="Mine")
     assert answer.status_code == 412
     words = PageReader(answer.text).words
     assert "Price of a call stored now: 0.03 in your form: 0.01" in words
     assert "Name stored now: Weather in your form: Mine" in words
     assert "Tags stored" not in words
     assert (await stored(harness, listing.id)).revision == 2
-    fresh = {"etag": field_of(answer, "etag")}
-    saved = await harness.post(
-        path, {**GOOD, **fresh, "name": "Mine", "openapi": "", "act": "write"}, route=ONE
-    )
+    saved = await submit(harness, path, etag=field_of(answer, "etag"), name="Mine")
     assert saved.status_code == 303
     now = await stored(harness, listing.id)
     assert (now.name, now.price.text, now.revision) == ("Mine", "0.01", 3)
@@ -583,18 +569,14 @@ async def test_the_stored_secret_is_on_no_page_and_stays(harness: SignedInHarnes
     page = await harness.browser.get(path)
     assert "hunter2" not in page.text
     assert "A secret is stored" in PageReader(page.text).words
-    kept = {**GOOD, "upstreamAuth.value": "", "openapi": ""}
     for act in ("check", "write"):
-        answer = await harness.post(path, {**kept, **await open_form(harness, path), "act": act}, route=ONE)
-        assert "hunter2" not in answer.text
+        assert "hunter2" not in (await submit(harness, path, act=act)).text
     auth = (await stored(harness, listing.id)).upstream_auth
     assert auth is not None
     assert auth.value == "hunter2-secret"
-    moved = {**kept, "endpoint": "https://other.example.com/"}
-    answer = await harness.post(path, {**moved, **await open_form(harness, path), "act": "write"}, route=ONE)
-    assert "must be given again" in error_of(answer, "upstreamAuth.value")
-    removed = {**kept, "upstreamAuth.in": "", "upstreamAuth.name": ""}
-    await harness.post(path, {**removed, **await open_form(harness, path), "act": "write"}, route=ONE)
+    moved = await submit(harness, path, endpoint="https://other.example.com/")
+    assert "must be given again" in error_of(moved, "upstreamAuth.value")
+    await submit(harness, path, **{"upstreamAuth.in": "", "upstreamAuth.name": ""})
     assert (await stored(harness, listing.id)).upstream_auth is None
 
 
@@ -602,20 +584,17 @@ async def test_a_typed_secret_comes_back_on_no_page_and_is_asked_for_again(harne
     """Without the question the stored secret would stay after the new one was typed, checked and saved."""
     listing = await publish(harness)
     path = f"/my/apis/{listing.id}"
-    typed = {**GOOD, "openapi": "", "upstreamAuth.value": "another-secret", "pricePerRequest": "0.02"}
-    for changes, status in (({"act": "check"}, 200), ({"act": "write", "pricePerRequest": "x"}, 422)):
-        answer = await harness.post(path, {**typed, **await open_form(harness, path), **changes}, route=ONE)
+    typed = {"upstreamAuth.value": "another-secret"}
+    for act, price, status in (("check", "0.02", 200), ("write", "x", 422)):
+        answer = await submit(harness, path, act=act, pricePerRequest=price, **typed)
         assert answer.status_code == status
         assert "another-secret" not in answer.text
         assert "Type it again before you check or save." in PageReader(answer.text).words
         assert field_of(answer, "upstreamAuth.again") == "yes"
-    again = {**typed, "upstreamAuth.value": "", "upstreamAuth.again": "yes", "act": "write"}
-    answer = await harness.post(path, {**again, **await open_form(harness, path)}, route=ONE)
-    assert "type the secret again" in error_of(answer, "upstreamAuth.value")
+    again = {"upstreamAuth.again": "yes", "pricePerRequest": "0.02"}
+    assert "type the secret again" in error_of(await submit(harness, path, **again), "upstreamAuth.value")
     assert (await stored(harness, listing.id)).revision == 1
-    again["upstreamAuth.value"] = "another-secret"
-    answer = await harness.post(path, {**again, **await open_form(harness, path)}, route=ONE)
-    assert answer.status_code == 303
+    assert (await submit(harness, path, **again, **typed)).status_code == 303
     auth = (await stored(harness, listing.id)).upstream_auth
     assert auth is not None
     assert auth.value == "another-secret"
@@ -633,9 +612,7 @@ async def test_a_typed_secret_comes_back_on_no_page_and_is_asked_for_again(harne
 async def test_the_focus_goes_to_the_first_error(
     harness: SignedInHarness, changes: dict[str, str], focused: str
 ) -> None:
-    answer = await harness.post(
-        "/my/apis/new", {**GOOD, **await open_form(harness), **changes, "act": "check"}
-    )
+    answer = await submit(harness, act="check", **changes)
     assert answer.status_code == 422
     (tag,) = re.findall(r"<[^>]* autofocus[^>]*>", answer.text)
     assert f'id="{focused}"' in tag
@@ -647,15 +624,12 @@ async def test_a_document_is_fetched_replaced_and_removed(harness: SignedInHarne
     listing = await publish(harness, openapi="", openapiUrl=url)
     assert listing.openapi is not None
     path = f"/my/apis/{listing.id}"
-    base = {**GOOD, "openapi": "", "openapiUrl": url, "upstreamAuth.value": ""}
     harness.services.documents[url] = DOCUMENT.replace("Weather of a city", "Newer").encode()
-    await harness.post(path, {**base, **await open_form(harness, path), "act": "write"}, route=ONE)
+    await submit(harness, path, openapiUrl=url)
     assert (await stored(harness, listing.id)).revision == 1, "nothing changed"
-    refetch = {**base, "fetchDocument": "yes"}
-    await harness.post(path, {**refetch, **await open_form(harness, path), "act": "write"}, route=ONE)
+    await submit(harness, path, openapiUrl=url, fetchDocument="yes")
     assert "Newer" in str((await stored(harness, listing.id)).openapi)
-    removal = {**base, "removeDocument": "yes"}
-    await harness.post(path, {**removal, **await open_form(harness, path), "act": "write"}, route=ONE)
+    await submit(harness, path, openapiUrl=url, removeDocument="yes")
     now = await stored(harness, listing.id)
     assert (now.openapi, now.openapi_url) == (None, None)
 
@@ -722,15 +696,14 @@ async def test_a_provider_reads_that_another_wallet_has_proved_the_endpoint(
     theirs = sample_listing(provider=OTHER.address, id=ListingId("api_theirs"), endpoint=GOOD["endpoint"])
     await harness.catalog.publish(theirs)
     await harness.services.stores.set_reputation(theirs.id, Reputation(verified_ms=1))
-    checked = await harness.post("/my/apis/new", {**GOOD, **await open_form(harness), "act": "check"})
+    checked = await submit(harness, act="check")
     assert checked.status_code == 200
     assert "endpoint owned by another Another wallet has proved" in PageReader(checked.text).words
     listing = await publish(harness)
     path = f"/my/apis/{listing.id}"
-    form = {**GOOD, **await open_form(harness, path), "upstreamAuth.value": ""}
-    checked = await harness.post(path, {**form, "act": "check"}, route=ONE)
+    checked = await submit(harness, path, act="check")
     assert "endpoint owned by another" in PageReader(checked.text).words
-    saved = await harness.post(path, {**form, "description": "Other.", "act": "write"}, route=ONE)
+    saved = await submit(harness, path, description="Other.")
     for place in (f"{path}?done=published", saved.headers["location"]):
         page = await harness.read(place)
         assert "Another wallet has proved that this endpoint is its own: api_theirs." in page.words
@@ -807,20 +780,8 @@ async def test_words_of_a_listing_are_escaped(harness: SignedInHarness) -> None:
     answer = await harness.post("/my/apis/new", hostile)
     assert "<script>alert" not in answer.text
     listing = await publish(harness, name=HOSTILE, description=HOSTILE, tags=HOSTILE[:32])
-    rows = [
-        call_record_row(
-            1,
-            **{
-                **TEXTS,
-                "listing_id": listing.id,
-                "listing_name": HOSTILE,
-                "path": f"/{HOSTILE}",
-                "state": "unknown",
-                "taken_units": 10_000,
-            },
-        )
-    ]
-    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    held = {"listing_id": listing.id, "state": "unknown", "taken_units": 10_000}
+    await harness.services.write_calls({**held, "listing_name": HOSTILE, "path": f"/{HOSTILE}"})
     for path in (
         "/my/apis",
         f"/my/apis/{listing.id}",
@@ -870,7 +831,7 @@ def add_books(rows: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
 
 @pytest.mark.parametrize("step", ["day", "hour"])
 async def test_sales_add_up_to_the_books_to_the_unit(harness: SignedInHarness, step: str) -> None:
-    await harness.services.database.write(lambda connection: insert_calls(connection, MIXED))
+    await harness.services.write_rows(MIXED)
     first = format_time(NOW_MS - 10 * DAY_MS)[:10]
     answer = await harness.browser.get(f"/my/sales?step={step}&from={first}")
     link = answer.text.split('href="/my/sales.csv')[1].split('"')[0].replace("&amp;", "&")
@@ -904,7 +865,7 @@ async def test_each_column_of_the_sales_is_that_of_its_listing(harness: SignedIn
         sold(21, "reorged", 40_000, **own),
         sold(22, "consumed", 1_000, **other),
     ]
-    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    await harness.services.write_rows(rows)
     table = (await harness.browser.get("/my/sales")).text.partition("sums-table")[2]
     heads = re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", table.partition("</thead>")[0])
     assert [PageReader(one).words for one in heads] == [
@@ -947,11 +908,11 @@ async def test_a_decision_and_a_release_move_money_between_columns(harness: Sign
 
 async def test_the_chart_has_the_numbers_of_its_table(harness: SignedInHarness) -> None:
     rows = [sold(1, "consumed", 30_000), sold(2, "released", 10_000), sold(3, "unknown", 5_000, days_ago=1)]
-    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    await harness.services.write_rows(rows)
     answer = await harness.browser.get("/my/sales")
     assert '<th scope="row">2027-01-15</th><td>0.03</td><td>0.01</td><td>0</td>' in answer.text
     assert '<th scope="row">2027-01-14</th><td>0</td><td>0</td><td>0.005</td>' in answer.text
-    assert 'role="img" aria-label="0.03 USDC charged' in answer.text or 'role="img"' in answer.text
+    assert 'role="img"' in answer.text
     assert "as a table" in PageReader(answer.text).words
 
 
@@ -959,7 +920,7 @@ async def test_the_chart_has_the_numbers_of_its_table(harness: SignedInHarness) 
     "query", ["", "apiId=api_2", "step=hour", "from=2027-01-10&to=2027-01-12", "state=held"]
 )
 async def test_the_file_has_the_filter_of_the_screen(harness: SignedInHarness, query: str) -> None:
-    await harness.services.database.write(lambda connection: insert_calls(connection, MIXED))
+    await harness.services.write_rows(MIXED)
     answer = await harness.browser.get(f"/my/sales?{query}")
     name = "/my/calls.csv" if "held" in query else "/my/sales.csv"
     link = answer.text.split(f'href="{name}')[1].split('"')[0].replace("&amp;", "&")
