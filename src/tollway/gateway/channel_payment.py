@@ -435,7 +435,8 @@ class ChannelPayment(CallPayment):
         assert self.payer is not None
         lowest = self._find_lowest(self.asset)
         self._choose(lowest)
-        problem = await self.active.check(self.payer, self.price, self.asset)
+        is_metered = bool(self.formulas)
+        problem = await self.active.check(self.payer, self.price, self.asset, is_metered=is_metered)
         if problem is None and self.formulas and any(formula.base.is_free for formula in self.formulas):
             problem = await self.active.check_free_rate()
         if problem is not None:
@@ -645,7 +646,12 @@ class ChannelPayment(CallPayment):
         """A call that runs again under its own claim: its price is held already, and no voucher is stored."""
         assert self.asset is not None
         problem = check_held_price_max(
-            self.request, self.asset, call_id=earlier.call_id, price=earlier.price, state=earlier.state
+            self.request,
+            self.asset,
+            call_id=earlier.call_id,
+            price=earlier.price,
+            state=earlier.state,
+            is_metered=earlier.metering is not None,
         )
         if problem is not None:
             raise Refusal(problem)
@@ -660,7 +666,7 @@ class ChannelPayment(CallPayment):
             raise Refusal(explain_key_used(self._earlier))
         assert self.asset is not None
         if PRICE_MAX_HEADER in self.request.header_names:
-            problem = check_price_max(self.request, self.price, self.asset)
+            problem = check_price_max(self.request, self.price, self.asset, is_metered=bool(self.formulas))
             if problem is not None:
                 raise Refusal(problem)
         claim = self._build_claim()
