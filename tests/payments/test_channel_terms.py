@@ -104,7 +104,6 @@ def test_the_gas_of_a_channel_in_units_of_the_token() -> None:
     """260,000 gas at 0.1 gwei and 3,000 dollars are 0.078 dollars."""
     rules = ChannelRules(
         chain_id=USDC.chain_id,
-        authorizers=(AUTHORIZER,),
         withdraw_delay=900,
         native_price_nano=3_000 * GWEI,
     )

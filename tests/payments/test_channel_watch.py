@@ -105,7 +105,7 @@ class Harness:
         chains: Any = self.chain
         ledger: Any = self.rows
         nothing: Any = None
-        rules = ChannelRules(chain_id=CHAIN, authorizers=(), withdraw_delay=DELAY_S, native_price_nano=10**9)
+        rules = ChannelRules(chain_id=CHAIN, withdraw_delay=DELAY_S, native_price_nano=10**9)
         self.networks = ChannelNetworks(
             chains,
             {CHAIN: rules},

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import WatchedChain
@@ -23,11 +23,12 @@ from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelParts:
-    """What channels need beside settlements. `authorizers`: of every secret key, the current one first."""
+    """What channels need beside settlements. `secrets`: every secret key, the current one first. `origin`: of the public URL."""
 
     ledger: ChannelClaimStore
     rules: Mapping[ChainId, ChannelRules]
-    authorizers: Sequence[ChannelAuthorizer]
+    keys: Sequence[bytes] = field(repr=False)
+    origin: str
 
 
 class ChannelServices:
@@ -46,6 +47,7 @@ class ChannelServices:
         now_ms: Callable[[], int],
     ) -> None:
         self.ledger = parts.ledger
+        self._keys, self._origin, self._restores = parts.keys, parts.origin, -1
         self._limits = limits
         self._clock = time.monotonic
         self._next_claims_s = 0.0
@@ -68,7 +70,6 @@ class ChannelServices:
             networks=self.networks,
             rules=rules,
             gas_budget=gas_budget,
-            signers=parts.authorizers,
             limits=limits,
             now_ms=now_ms,
             entropy=secrets.token_bytes,
@@ -86,10 +87,23 @@ class ChannelServices:
 
     async def open(self) -> None:
         """Looks at the networks, so that the first 402 offers what can be paid; and at the channels, where no gateway has done so lately."""
-        await self.networks.refresh()
+        await self.refresh()
         if not all(map(self.networks.is_available, self.networks.rules)):
             await self._watch.run_once()
             await self.networks.refresh()
+
+    async def refresh(self) -> None:
+        """Looks at the networks, and derives the authorizers again where the database was restored: channels from before take no call, and are still claimed."""
+        restores = await self.ledger.count_restores()
+        if restores != self._restores:
+            derived = [
+                [ChannelAuthorizer.derive(key, origin=self._origin, restores=count) for key in self._keys]
+                for count in range(restores, -1, -1)
+            ]
+            self.networks.authorizers = tuple(signer.address for signer in derived[0])
+            self._claims.set_signers([signer for signers in derived for signer in signers])
+            self._restores = restores
+        await self.networks.refresh()
 
     async def run_once(self) -> None:
         """Watches in each round, and claims once in `channel_claim_interval_s`."""

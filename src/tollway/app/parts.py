@@ -25,7 +25,7 @@ from tollway.config.settings import Settings, ensure_secret_key
 from tollway.errors import SettingsInvalid
 from tollway.gateway.call_rates import CallRateLimits
 from tollway.identity.sessions import SignIn
-from tollway.identity.signatures import ChannelAuthorizer, SignatureVerifier
+from tollway.identity.signatures import SignatureVerifier
 from tollway.identity.siwe import PublicOrigin, parse_origin
 from tollway.ids import ChainId, format_network
 from tollway.ledger.records import Payment
@@ -260,16 +260,12 @@ class GatewayParts:
     def _make_channel_parts(self) -> ChannelParts | None:
         if not self.settings.channels or not self.settings.x402:
             return None
-        authorizers = [
-            ChannelAuthorizer.derive(key.get_secret_value(), origin=str(self.origin), restores=0)
-            for key in self.settings.secret_keys
-        ]
-        rules = make_channel_rules(
-            self.rules,
-            self._settlement_rules(),
-            authorizers=tuple(authorizer.address for authorizer in authorizers),
+        return ChannelParts(
+            ledger=ChannelClaimStore(self.database),
+            rules=make_channel_rules(self.rules, self._settlement_rules()),
+            keys=[key.get_secret_value() for key in self.settings.secret_keys],
+            origin=str(self.origin),
         )
-        return ChannelParts(ledger=ChannelClaimStore(self.database), rules=rules, authorizers=authorizers)
 
     def _make_chains(self) -> RpcReader:
         return RpcReader(

@@ -172,9 +172,7 @@ class SettlementServices:
         tasks.start(TaskName.GAS_CHECK, self.gas_budget.run)
         tasks.start(TaskName.RECEIPT_POLLING, self._receipt_poller.run)
         if self.channels is not None:
-            tasks.start_periodic(
-                TaskName.CHANNEL_CHECK, self._limits.sweep_interval_s, self.channels.networks.refresh
-            )
+            tasks.start_periodic(TaskName.CHANNEL_CHECK, self._limits.sweep_interval_s, self.channels.refresh)
         tasks.start_periodic(
             TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self._orphans.mark_due
         )

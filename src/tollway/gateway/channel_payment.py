@@ -126,6 +126,11 @@ OFFERS_MAX = 4_096
 class ChannelChains(Protocol):
     """What a channel call reads of a chain."""
 
+    @property
+    def authorizers(self) -> tuple[Address, ...]:
+        """The receiver's authorizers whose channels take calls, the one that a 402 names first."""
+        ...
+
     async def fetch_channel(self, chain_id: ChainId, channel_id: ChannelId, asset: Asset) -> ChannelFacts:
         """Raises `ChainUnavailable`."""
         ...
@@ -221,7 +226,7 @@ class ChannelRail:
             charge_on=operation_price.terms.charge_on,
             max_timeout_s=listing.timeout_s + SETTLEMENT_MARGIN_S,
             channel=ChannelOffer(
-                authorizer=rules.authorizers[0],
+                authorizer=self.chains.authorizers[0],
                 withdraw_delay=rules.withdraw_delay,
                 deposit_min=deposit_min,
             ),
@@ -390,7 +395,7 @@ class ChannelPayment(CallPayment):
             return explain_channel(ChannelReason.TOKEN)
         if not has_channels(asset):
             return explain_channel(ChannelReason.TOKEN_DOMAIN)
-        if config.receiver_authorizer not in rules.authorizers:
+        if config.receiver_authorizer not in rail.chains.authorizers:
             return explain_channel(ChannelReason.RECEIVER_AUTHORIZER)
         if config.withdraw_delay != rules.withdraw_delay:
             return explain_channel(ChannelReason.WITHDRAW_DELAY)

@@ -104,19 +104,17 @@ class ChannelClaims:
         networks: ChannelNetworks,
         rules: Mapping[ChainId, ChainRules],
         gas_budget: GasBudget,
-        signers: Sequence[ClaimSigner],
         limits: Limits,
         now_ms: Callable[[], int],
         entropy: Callable[[int], bytes],
     ) -> None:
-        """`signers`: of every secret key, so that the channels of older keys are claimed too."""
         self._ledger = ledger
         self._gas_ledger = gas_ledger
         self._chains = chains
         self._networks = networks
         self._rules = rules
         self._gas_budget = gas_budget
-        self._signers = {signer.address: signer for signer in signers}
+        self._signers: dict[Address, ClaimSigner] = {}
         self._limits = limits
         self._now_ms = now_ms
         self._entropy = entropy
@@ -241,6 +239,13 @@ class ChannelClaims:
         return OpenClaim(
             id=claim_id, chain_id=chain_id, rows=tuple(rows), created_ms=now_ms, is_refund=is_refund
         )
+
+    def set_signers(self, signers: Sequence[ClaimSigner]) -> None:
+        """`signers`: also of older keys and of before a restore, so that their channels are claimed too."""
+        self._signers = {signer.address: signer for signer in signers}
+
+    def has_signer(self, authorizer: Address) -> bool:
+        return authorizer in self._signers
 
     def find_signer(self, channel: Channel) -> ClaimSigner | None:
         return self._signers.get(channel.config.receiver_authorizer)

@@ -26,14 +26,11 @@ _log = structlog.get_logger(__name__)
 def make_channel_rules(
     rules: Mapping[ChainId, ChainRules],
     settlement_rules: Mapping[ChainId, SettlementRules],
-    *,
-    authorizers: tuple[Address, ...],
 ) -> dict[ChainId, ChannelRules]:
     """The networks whose gas this gateway pays itself and can compare with a price."""
     return {
         chain_id: ChannelRules(
             chain_id=chain_id,
-            authorizers=authorizers,
             withdraw_delay=WITHDRAW_DELAY_S[rules[chain_id].kind],
             native_price_nano=one.native_price_nano,
         )
@@ -63,6 +60,8 @@ class ChannelNetworks:
         self._gas_budget = gas_budget
         self._read_look_ms = read_look_ms
         self._now_ms = now_ms
+        self.authorizers: tuple[Address, ...] = ()
+        """The addresses whose channels take calls, the one that a 402 names first. `app.channel_wiring` sets them."""
         self._deployed: set[ChainId] = set()
         self._watched: set[ChainId] = set()
 

@@ -22,7 +22,7 @@ from tollway.chain.channel_contract import (
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts
 from tollway.errors import Code, Problem, Refusal
-from tollway.ids import ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.ledger.channels import Channel, ChannelActivity, StoredRow, Voucher
 from tollway.ledger.ledger import ChannelClaimLedger, ChannelLedger
 from tollway.limits import Limits
@@ -81,6 +81,10 @@ class ChannelRefunds:
         self._receipt_poller = receipt_poller
         self._limits = limits
         self._now_ms = now_ms
+
+    def knows(self, authorizer: Address) -> bool:
+        """Whether this gateway signs for channels of that authorizer, also of an older one."""
+        return self._claims.has_signer(authorizer)
 
     async def refund(self, channel: Channel, voucher: Voucher) -> Refunded:
         """Pays back what the channel holds beyond its calls. `voucher`: of the payer, over the announced sum. Raises Refusal, ChainUnavailable,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tollway.ids import Address, ChainId, TxHash, format_network
+from tollway.ids import ChainId, TxHash, format_network
 from tollway.ledger.channels import Channel
 from tollway.money import LEDGER_DECIMALS_MAX, Asset
 from tollway.payments.payment_required import Header
@@ -33,11 +33,10 @@ UNCLAIMED_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelRules:
-    """The rules of channels on one network. `authorizers`: the addresses whose claims the gateway can sign, the current one first. `native_price_nano`: of one
+    """The rules of channels on one network. `native_price_nano`: of one
     native coin, in 10^-9 of the currency. `unclaimed_max`: units of the currency."""
 
     chain_id: ChainId
-    authorizers: tuple[Address, ...]
     withdraw_delay: int
     native_price_nano: int
     unclaimed_max: int = UNCLAIMED_MAX

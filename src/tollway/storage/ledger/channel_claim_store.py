@@ -36,6 +36,7 @@ from tollway.storage.ledger.ledger_tables import (
     channel_look_table,
     channel_table,
     payment_table,
+    restore_table,
 )
 from tollway.storage.ledger.locked_rows import LockedRows
 
@@ -45,6 +46,12 @@ class ChannelClaimStore(ChannelStore):
 
     async def find_channel_by_key(self, key: int) -> Channel | None:
         return (await self._database.read(partial(read_channels, keys=[key]))).get(key)
+
+    async def count_restores(self) -> int:
+        """How often this database was restored."""
+        query = select(func.count()).select_from(restore_table)
+        found = await self._database.read(lambda connection: connection.execute(query).scalar())
+        return int(found or 0)
 
     async def list_claimable(self, chain_id: ChainId, *, limit: int) -> tuple[ClaimableChannel, ...]:
         return await self._database.read(partial(_list_claimable, chain_id=chain_id, limit=limit))

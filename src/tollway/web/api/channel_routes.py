@@ -103,7 +103,7 @@ def _find_requirement(request: Request, context: WebContext, parts: ChannelParts
         raise NO_CHANNEL from exc
     rules = parts.networks.rules.get(chain_id)
     asset = _find_asset(context.rules, chain_id, token)
-    if rules is None or asset is None or authorizer not in rules.authorizers or not has_channels(asset):
+    if rules is None or asset is None or not parts.refunds.knows(authorizer) or not has_channels(asset):
         raise NO_CHANNEL
     return PaymentRequirement(
         asset=asset,
