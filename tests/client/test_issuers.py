@@ -116,9 +116,9 @@ async def test_both_clients_and_single_fetches_trust_it(
 
 
 async def test_doctor_trusts_it(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await operator._fetch_status(server.url) is None
+    assert await operator._fetch(server.url) is None
     monkeypatch.setenv("SSL_CERT_FILE", str(server.issuer))
-    assert await operator._fetch_status(server.url) == 200
+    assert await operator._fetch(server.url) == (200, EMPTY.decode())
 
 
 def test_the_issuers_that_are_named_replace_the_public_ones(
@@ -176,6 +176,6 @@ async def test_what_asks_a_node_or_the_gateway_names_the_variable(
     with pytest.raises(IssuersUnusable):
         inputs._fetch_chain_id(server.url)
     settings = SimpleNamespace(public_url=server.url)
-    level, detail = await doctor._examine_gateway(settings, operator._fetch_status)
+    level, detail = await doctor._examine_gateway(settings, operator._fetch)
     assert (level, "Correct SSL_CERT_FILE" in detail) == ("failed", True)
-    assert await operator._fetch_status("http://127.0.0.1:1") is None  # it needs no issuers
+    assert await operator._fetch("http://127.0.0.1:1") is None  # it needs no issuers
