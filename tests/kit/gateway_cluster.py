@@ -341,6 +341,22 @@ class GatewayCluster:
             body=content,
         )
 
+    @contextlib.asynccontextmanager
+    async def holding(self) -> AsyncIterator[None]:
+        """Inside, the sample provider gets requests, and responds to them at the end."""
+        route, is_over = self.provider._route, asyncio.Event()
+
+        async def hold(*request: Any) -> Any:
+            await is_over.wait()
+            return await route(*request)
+
+        vars(self.provider)["_route"] = hold
+        try:
+            yield
+        finally:
+            del vars(self.provider)["_route"]
+            is_over.set()
+
     async def publish(self, gateway: GatewayAddress, provider: FundedAccount, **fields: Any) -> str:
         """The id of a new listing; 0.01 USDC a call at the sample provider unless `fields` say otherwise."""
         reply = await self.control(gateway, provider, "POST", "/apis", self.draft(**fields))

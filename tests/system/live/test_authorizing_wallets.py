@@ -348,11 +348,11 @@ async def test_one_wrapped_signature_pays_one_call(harness: Harness) -> None:
 
 
 async def test_a_wallet_that_is_deployed_during_its_call_pays_all_the_same(harness: Harness) -> None:
-    newcomer, path = await harness.newcomer(), "/slow?seconds=0.5"
-    before, seen = await newcomer.payer.balance(), harness.cluster.provider.count("/slow")
-    async with asyncio.TaskGroup() as group:
+    newcomer, path = await harness.newcomer(), fresh_path()
+    before = await newcomer.payer.balance()
+    async with asyncio.TaskGroup() as group, harness.cluster.holding():
         calling = group.create_task(newcomer.pay(path))
-        await poll(lambda: harness.cluster.provider.count("/slow") > seen, what="the call")
+        await poll(lambda: harness.cluster.provider.count(path), what="the call")
         await newcomer.wallet.deploy(key=harness.provider.key)
     assert calling.result().status == 200, calling.result().body
     assert await newcomer.payer.balance() == before - PRICE_UNITS
@@ -469,12 +469,12 @@ async def test_a_wallet_that_refuses_at_the_head_gets_no_response_and_pays_nothi
     payer = await harness.customer("FickleWallet")
     wallet = Contract(artifact=load_artifact(CONTRACTS / "FickleWallet.json"), address=payer.address)
     before, sent = await payer.balance(), await harness.count_sent()
-    header = payer.show(await payer.quote("/slow?seconds=0.5"), V2, signature=RUBBISH)
-    seen = harness.cluster.provider.count("/slow")
+    path = fresh_path()
+    header = payer.show(await payer.quote(path), V2, signature=RUBBISH)
 
-    async with asyncio.TaskGroup() as group:
-        calling = group.create_task(payer.call("/slow?seconds=0.5", [header]))
-        await poll(lambda: harness.cluster.provider.count("/slow") > seen, what="the call")
+    async with asyncio.TaskGroup() as group, harness.cluster.holding():
+        calling = group.create_task(payer.call(path, [header]))
+        await poll(lambda: harness.cluster.provider.count(path), what="the call")
         await harness.cluster.driver.transact(wallet, "refuse", key=harness.provider.key)
     reply = calling.result()
 

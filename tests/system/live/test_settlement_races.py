@@ -265,9 +265,9 @@ async def wait_state(call: SignedCall, gateway: Any) -> Any:
 
 async def test_a_caller_that_leaves_before_the_head_pays_by_it(harness: Harness) -> None:
     gateway = harness.stall.gateways[-1]
-    call = harness.stall.sign(await harness.cluster.wallet(), f"/slow?seconds=0.5&n={next(_NUMBERS)}")
+    call = harness.stall.sign(await harness.cluster.wallet(), fresh("gone"))
     before = call.seen
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group, harness.cluster.holding():
         task = group.create_task(call.send(gateway))
         await poll(lambda: call.seen > before, what="a call under way")
         await leave(task)

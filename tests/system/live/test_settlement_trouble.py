@@ -54,9 +54,9 @@ async def test_a_node_that_dies_with_the_transaction_leaves_an_answer_to_be_fetc
 
 
 async def test_a_node_that_is_down_at_the_head_causes_no_second_402(trouble: ProxiedListing) -> None:
-    call = await trouble.sign("/slow?seconds=0.5&n=")
+    call = await trouble.sign("/echo/down-")
     before = call.seen
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group, trouble.cluster.holding():
         task = group.create_task(call.send())
         await poll(lambda: call.seen > before, what="a call under way")
         trouble.line.is_cut = True
@@ -121,7 +121,7 @@ async def test_a_settlement_that_a_reorganisation_takes_back_is_owed_until_it_is
 ) -> None:
     cluster, driver = trouble.cluster, trouble.cluster.driver
     call = await trouble.sign("/echo/reorg-")
-    assert (await call.send()).status == 200
+    await trouble.wait_served(call)
     (moved,) = await call.transfers()
     await driver.rpc("evm_setAutomine", False)
     try:
@@ -139,7 +139,7 @@ async def test_a_settlement_that_a_reorganisation_takes_back_is_owed_until_it_is
         await driver.mine(1)
     await wait_state(call, "charged")
     assert await call.transfers() == [moved]
-    assert (await next_one.send()).status == 200
+    await trouble.wait_served(next_one)
     assert call.seen == next_one.seen == 1
     await trouble.stall.check_ledger()
     assert len(await cluster.history(trouble.stall.gateways[0], call.wallet)) == 2
@@ -152,7 +152,7 @@ async def is_waiting(trouble: ProxiedListing, tx_hash: TxHash) -> bool:
 async def test_a_settlement_that_only_changes_its_block_stays_paid(trouble: ProxiedListing) -> None:
     driver = trouble.cluster.driver
     call = await trouble.sign("/echo/moved-")
-    assert (await call.send()).status == 200
+    await trouble.wait_served(call)
     (moved,) = await call.transfers()
     raw = await driver.rpc("eth_getRawTransactionByHash", str(moved))
     before = await driver.wait_receipt(moved)
@@ -163,6 +163,6 @@ async def test_a_settlement_that_only_changes_its_block_stays_paid(trouble: Prox
 
     assert (await driver.wait_receipt(moved)).block_hash != before.block_hash
     again = trouble.stall.sign(call.wallet, "/echo/moved-next")
-    assert (await again.send()).status == 200
+    await trouble.wait_served(again)
     assert (await call.record())["payment"]["state"] == "charged"
     await trouble.stall.check_ledger()

@@ -134,9 +134,10 @@ async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(clus
             async with unmined(cluster.driver):
                 asleep = [group.create_task(waiting.send(one))]
                 await poll(lambda: find_pending(cluster, pair.gas.address), what="ours")
-                asleep.append(group.create_task(thinking.send(one)))
-                await poll(lambda: thinking.seen > before, what="a call under way")
-                one.pause()
+                async with cluster.holding():
+                    asleep.append(group.create_task(thinking.send(one)))
+                    await poll(lambda: thinking.seen > before, what="a call under way")
+                    one.pause()
             try:
                 await pass_lease(pair.url, lease_s=LEASE_S, renewing=1)
                 assert (await insist(waiting, two)).status == 200
