@@ -394,6 +394,7 @@ def payment_rows(scale: Scale, spent: Spent) -> Iterator[dict[str, Any]]:
             "block_time": block_time,
             "is_plain_ended": False,
             "is_held": False,
+            "is_escrow": False,
             "is_authorized": False,
             "recorded_ms": block_time * 1000 + 2000,
             "checked_ms": block_time * 1000 + 60_000,
