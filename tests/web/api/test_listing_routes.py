@@ -183,19 +183,23 @@ async def test_a_secret_that_cannot_be_decrypted_is_reported_and_can_be_set_agai
     assert (await harness.send("DELETE", url)).status_code == 204
 
 
+JSON, INVALID = "application/json", (400, "invalid_request")
 UNREADABLE = {
-    "no body": b"",
-    "not JSON": b"name=Weather",
-    "depth bomb": b'{"a":' * 100_000,
-    "NaN": b'{"pricePerRequest": NaN}',
-    "duplicate member": b'{"name": "a", "name": "b"}',
+    "no body": (JSON, b"", INVALID),
+    "not JSON": (JSON, b"name=Weather", INVALID),
+    "depth bomb": (JSON, b'{"a":' * 100_000, INVALID),
+    "NaN": (JSON, b'{"pricePerRequest": NaN}', INVALID),
+    "duplicate member": (JSON, b'{"name": "a", "name": "b"}', INVALID),
+    "another media type": ("text/plain", b"{}", (415, "unsupported_media_type")),
 }
 
 
-@pytest.mark.parametrize("raw", UNREADABLE.values(), ids=UNREADABLE.keys())
-async def test_refuses_a_body_that_is_no_json(harness: Harness, raw: bytes) -> None:
-    answer = await harness.send("POST", APIS, raw=raw, headers={"content-type": "application/json"})
-    assert (answer.status_code, code_of(answer)) == (400, "invalid_request")
+@pytest.mark.parametrize(("media_type", "raw", "refusal"), UNREADABLE.values(), ids=UNREADABLE.keys())
+async def test_refuses_a_body_that_is_no_json(
+    harness: Harness, media_type: str, raw: bytes, refusal: tuple[int, str]
+) -> None:
+    answer = await harness.send("POST", APIS, raw=raw, headers={"content-type": media_type})
+    assert (answer.status_code, code_of(answer)) == refusal
     assert (await harness.send("GET", APIS)).json()["total"] == 0
 
 
@@ -233,11 +237,6 @@ async def test_authentication_comes_before_the_body(harness: Harness) -> None:
     for method, path in (("POST", APIS), ("PUT", f"{APIS}/api_x"), ("DELETE", f"{APIS}/api_x")):
         answer = await harness.send(method, path, raw=b"{rubbish", wallet=None)
         assert (answer.status_code, code_of(answer)) == (401, "authentication_required")
-
-
-async def test_refuses_another_media_type(harness: Harness) -> None:
-    answer = await harness.send("POST", APIS, raw=b"{}", headers={"content-type": "text/plain"})
-    assert (answer.status_code, code_of(answer)) == (415, "unsupported_media_type")
 
 
 async def test_refuses_a_blocked_wallet(harness: Harness) -> None:
@@ -388,39 +387,29 @@ async def test_a_document_may_be_yaml(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "member", "said"),
     [
-        (b'{"swagger": "2.0"}', "Swagger 2.0"),
-        (b"swagger: '2.0'", "Swagger 2.0"),
-        (b"openapi: 3.0.1\nx: &a [1]\ny: *b", "names nothing before it"),
-        (b"{}", "OpenAPI"),
+        (b'{"swagger": "2.0"}', "openapiUrl", "Swagger 2.0"),
+        (b"swagger: '2.0'", "openapiUrl", "Swagger 2.0"),
+        (b"openapi: 3.0.1\nx: &a [1]\ny: *b", "openapiUrl", "names nothing before it"),
+        (b"{}", "openapiUrl", "OpenAPI"),
+        (None, "openapiUrl", ""),
+        (b"<html>", "openapiUrl", ""),
+        (b"[]", "openapiUrl", ""),
+        (b'{"openapi": "2.0"}', "openapiUrl", ""),
+        (b'{"a":' * 10_000, "openapiUrl", ""),
+        (b'{"openapi": "3.0.1", "paths": {}}', "otherPaths", ""),  # it documents no operation
     ],
 )
-async def test_the_refusal_of_a_document_has_its_reason(harness: Harness, document: bytes, said: str) -> None:
+async def test_the_refusal_of_a_document_has_its_reason(
+    harness: Harness, document: bytes | None, member: str, said: str
+) -> None:
     url = "https://api.example.com/openapi.json"
-    harness.documents[url] = document
-    answer = await harness.send("POST", APIS, {**BODY, "openapiUrl": url})
-    assert (answer.status_code, places_of(answer)) == (422, ["/openapiUrl"])
-    assert said in answer.json()["detail"]
-
-
-async def test_a_listing_of_documented_operations_only_needs_one(harness: Harness) -> None:
-    url = "https://api.example.com/openapi.json"
-    harness.documents[url] = b'{"openapi": "3.0.1", "paths": {}}'
+    harness.documents |= {} if document is None else {url: document}
     answer = await harness.send("POST", APIS, {**BODY, "openapiUrl": url, "otherPaths": "refuse"})
-    assert (answer.status_code, places_of(answer)) == (422, ["/otherPaths"])
-
-
-@pytest.mark.parametrize(
-    "document", [None, b"<html>", b"[]", b"{}", b'{"openapi": "2.0"}', b'{"a":' * 10_000]
-)
-async def test_refuses_a_document_that_cannot_be_fetched(harness: Harness, document: bytes | None) -> None:
-    url = "https://api.example.com/openapi.json"
-    if document is not None:
-        harness.documents[url] = document
-    answer = await harness.send("POST", APIS, {**BODY, "openapiUrl": url})
     assert (answer.status_code, code_of(answer)) == (422, "validation_failed")
-    assert places_of(answer) == ["/openapiUrl"]
+    assert places_of(answer) == [f"/{member}"]
+    assert said in answer.json()["detail"]
 
 
 # ---- Read.
