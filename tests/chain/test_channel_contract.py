@@ -22,9 +22,9 @@ from tollway.chain.channel_contract import (
     ChannelConfig,
     ChannelDeposited,
     ChannelRefunded,
-    ChannelState,
     ClaimRow,
     ContractError,
+    EscrowState,
     ReceiverSettled,
     WithdrawFinalized,
     WithdrawInitiated,
@@ -152,7 +152,7 @@ AMOUNTS, PENDING, NONCE = (
 
 
 def test_a_state_has_balance_claims_withdrawal_and_nonce() -> None:
-    assert parse_channel_state(state_payload(AMOUNTS, PENDING, NONCE)) == ChannelState(
+    assert parse_channel_state(state_payload(AMOUNTS, PENDING, NONCE)) == EscrowState(
         balance=300_000,
         total_claimed=8_223,
         withdrawal=5,

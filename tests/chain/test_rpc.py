@@ -14,10 +14,10 @@ from tollway.chain.port import (
     AuthorizationFacts,
     ChainFacts,
     ChainTip,
-    ChannelFacts,
-    ChannelState,
     ContractResult,
     Disputed,
+    EscrowFacts,
+    EscrowState,
     Fees,
     NotMined,
     Quorum,
@@ -879,11 +879,11 @@ async def test_a_channel_is_read_at_the_number_of_the_head(reader, script) -> No
     seen: list[Any] = []
     state = state_of(300_000, 8_223, withdrawal=5, begun=1_700_000_000, nonce=2)
     script.answers["eth_call"] = lambda params: seen.append(params) or state
-    assert await reader.fetch_channel(CHAIN, CHANNEL) == ChannelFacts(
+    assert await reader.fetch_channel(CHAIN, CHANNEL) == EscrowFacts(
         chain_id=CHAIN,
         head_number=10,
         head_time=1_700_000_010,
-        state=ChannelState(
+        state=EscrowState(
             balance=300_000,
             total_claimed=8_223,
             withdrawal=5,

@@ -30,7 +30,7 @@ from tollway.chain.channel_contract import (
     parse_channel_events,
     parse_contract_error,
 )
-from tollway.chain.port import ChainFacts, ChannelState, ContractResult, WatchedChain
+from tollway.chain.port import ChainFacts, ContractResult, EscrowState, WatchedChain
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.signer import GasKey
 from tollway.errors import ChainUnavailable
@@ -271,7 +271,7 @@ async def perform_all(world: World, *calls: Call) -> None:
         assert isinstance(await perform(world, call), list)
 
 
-async def read_state(world: World, of: ChannelPayer = PAYER) -> ChannelState:
+async def read_state(world: World, of: ChannelPayer = PAYER) -> EscrowState:
     state = (await world.chains.fetch_channel(CHAIN, of.channel_id)).state
     return replace(state, withdrawal_initiated_at=int(state.withdrawal_initiated_at > 0))
 
@@ -368,8 +368,8 @@ async def test_rule(world: World, name: str) -> None:
         assert await read_state(world) == state
 
 
-def state_of(balance: int, claimed: int, *, withdrawal: int = 0, nonce: int = 0) -> ChannelState:
-    return ChannelState(
+def state_of(balance: int, claimed: int, *, withdrawal: int = 0, nonce: int = 0) -> EscrowState:
+    return EscrowState(
         balance=balance,
         total_claimed=claimed,
         withdrawal=withdrawal,
@@ -400,7 +400,7 @@ def state_of(balance: int, claimed: int, *, withdrawal: int = 0, nonce: int = 0)
 async def test_the_port_reads_what_the_calls_leave(
     world: World,
     calls: list[Call],
-    state: ChannelState,
+    state: EscrowState,
     totals: tuple[int, int],
     left: int,
     paid: int,

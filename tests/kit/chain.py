@@ -38,9 +38,9 @@ from tollway.chain.port import (
     BlockHashes,
     ChainFacts,
     ChainTip,
-    ChannelFacts,
     ContractResult,
     Disputed,
+    EscrowFacts,
     Fees,
     Log,
     NotMined,
@@ -421,7 +421,7 @@ class MemoryChain:
         *,
         confirmations: int = 1,
         quorum: Quorum = Quorum.AGREED,
-    ) -> ChannelFacts:
+    ) -> EscrowFacts:
         chain = await self._ask_trusted("fetch_channel", chain_id, quorum)
         if not chain.has_channels:
             raise ChainUnavailable(
@@ -430,7 +430,7 @@ class MemoryChain:
         head = chain.blocks[-1]
         state = chain.channel_book().state(channel)
         confirmed = chain.channel_book(height=max(0, head.number - confirmations + 1)).state(channel)
-        return ChannelFacts(
+        return EscrowFacts(
             chain_id=chain_id,
             head_number=head.number,
             head_time=head.time,

@@ -22,7 +22,7 @@ from tollway.chain.channel_contract import (
     ClaimRow,
     ContractError,
 )
-from tollway.chain.port import ChannelState, ContractResult, Log
+from tollway.chain.port import ContractResult, EscrowState, Log
 from tollway.chain.tokens import TRANSFER_TOPIC
 from tollway.identity.signatures import recover
 from tollway.ids import ZERO_ADDRESS, Address, ChainId, ChannelId, keccak256
@@ -39,7 +39,7 @@ _HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 _CONFIG = "(address,address,address,address,address,uint40,bytes32)"
 _CREATED_TOPIC = keccak256(f"ChannelCreated(bytes32,{_CONFIG})".encode())
 _CLOSED_TOPIC = keccak256(f"ChannelClosed(bytes32,{_CONFIG})".encode())
-_NO_STATE = ChannelState(balance=0, total_claimed=0, withdrawal=0, withdrawal_initiated_at=0, refund_nonce=0)
+_NO_STATE = EscrowState(balance=0, total_claimed=0, withdrawal=0, withdrawal_initiated_at=0, refund_nonce=0)
 _FUNCTIONS = {
     bytes(function_abi_to_4byte_selector(entry)): (entry["name"], get_abi_input_types(entry))  # type: ignore[arg-type]  # plain dicts
     for entry in BATCH_SETTLEMENT_ABI
@@ -75,11 +75,11 @@ class ChannelBook:
     """The contract's storage. `configs`: of the channels that had a deposit."""
 
     chain_id: ChainId
-    states: dict[ChannelId, ChannelState] = field(default_factory=dict)
+    states: dict[ChannelId, EscrowState] = field(default_factory=dict)
     receivers: dict[tuple[Address, Address], tuple[int, int]] = field(default_factory=dict)
     configs: dict[ChannelId, ChannelConfig] = field(default_factory=dict)
 
-    def state(self, channel: ChannelId) -> ChannelState:
+    def state(self, channel: ChannelId) -> EscrowState:
         return self.states.get(channel, _NO_STATE)
 
     def totals(self, receiver: Address, token: Address) -> tuple[int, int]:

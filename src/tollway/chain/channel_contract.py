@@ -21,7 +21,7 @@ from tollway.chain.abi_words import (
     split_array,
     word,
 )
-from tollway.chain.port import ChainReader, ChannelState, Log
+from tollway.chain.port import ChainReader, EscrowState, Log
 from tollway.ids import Address, ChainId, ChannelId, keccak256
 from tollway.money import TokenDomain
 
@@ -185,12 +185,12 @@ def encode_channel_state(channel: ChannelId) -> bytes:
     return encode_multicall([view + channel for view in (_CHANNELS, _PENDING_WITHDRAWALS, _REFUND_NONCE)])
 
 
-def parse_channel_state(payload: bytes) -> ChannelState:
+def parse_channel_state(payload: bytes) -> EscrowState:
     """Raises ValueError for other payloads, such as that of an address without code."""
     amounts, pending, nonce = (read_bytes(element, 0) for element in split_array(payload))
     if (len(amounts), len(pending), len(nonce)) != (2 * WORD, 2 * WORD, WORD):
         raise ValueError("the state of a channel is two words, two words and one word")
-    return ChannelState(
+    return EscrowState(
         balance=_read_amount(amounts, 0),
         total_claimed=_read_amount(amounts, WORD),
         withdrawal=_read_amount(pending, 0),

@@ -133,7 +133,7 @@ class AuthorizationFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelState:
+class EscrowState:
     """What the settlement contract stores of a channel at one block.
 
     `balance`: everything deposited, less refunds and withdrawals; claims do not lower it. `withdrawal` and `withdrawal_initiated_at` (unix
@@ -148,14 +148,14 @@ class ChannelState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelFacts:
+class EscrowFacts:
     """The facts about a payment channel, as one node returned them: its state at the block `head_number`, and the lower of its balances there
     and at the block that has as many confirmations as requested."""
 
     chain_id: ChainId
     head_number: int
     head_time: int
-    state: ChannelState
+    state: EscrowState
     confirmed_balance: int
 
 
@@ -297,7 +297,7 @@ class SettlementChain(ChainReader, Protocol):
         *,
         confirmations: int = 1,
         quorum: Quorum = Quorum.AGREED,
-    ) -> ChannelFacts:
+    ) -> EscrowFacts:
         """The facts about a payment channel, in two round trips: the head, then the state at exactly that block. A channel that never had a
         deposit has a state of zeros. Raises `ChainUnavailable` also where the chain has no settlement contract."""
         ...

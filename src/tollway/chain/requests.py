@@ -19,9 +19,9 @@ from tollway.chain.port import (
     AuthorizationFacts,
     ChainFacts,
     ChainTip,
-    ChannelFacts,
-    ChannelState,
     ContractResult,
+    EscrowFacts,
+    EscrowState,
     Fees,
     NotMined,
     SendRefused,
@@ -227,7 +227,7 @@ async def read_authorization(
 
 async def read_channel(
     node: RpcNode, session: Session, chain_id: ChainId, channel: ChannelId, *, confirmations: int
-) -> ChannelFacts:
+) -> EscrowFacts:
     """Takes two round trips. The state is read at the number of the head, not at `latest`: behind one URL may be several nodes, and one that
     lags must fail instead of returning an older state."""
     (latest,) = await node.send_batch(session, [("eth_getBlockByNumber", ["latest", False])])
@@ -236,7 +236,7 @@ async def read_channel(
     blocks = (head.number, max(0, head.number - confirmations + 1))
     results = await node.send_batch(session, [("eth_call", [call, hex(number)]) for number in blocks])
     state, confirmed = (_parse_channel(result) for result in results)
-    return ChannelFacts(
+    return EscrowFacts(
         chain_id=chain_id,
         head_number=head.number,
         head_time=head.time,
@@ -245,7 +245,7 @@ async def read_channel(
     )
 
 
-def _parse_channel(result: object) -> ChannelState:
+def _parse_channel(result: object) -> EscrowState:
     try:
         return parse_channel_state(parse_bytes(result))
     except ValueError as exc:

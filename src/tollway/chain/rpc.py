@@ -23,9 +23,9 @@ from tollway.chain.port import (
     BlockHashes,
     ChainFacts,
     ChainTip,
-    ChannelFacts,
     ContractResult,
     Disputed,
+    EscrowFacts,
     Fees,
     NotMined,
     Quorum,
@@ -459,10 +459,10 @@ class RpcReader:
         *,
         confirmations: int = 1,
         quorum: Quorum = Quorum.AGREED,
-    ) -> ChannelFacts:
+    ) -> EscrowFacts:
         """As many nodes as `quorum` needs must agree on the state. The lowest head of them counts."""
 
-        async def read(node: RpcNode) -> ChannelFacts:
+        async def read(node: RpcNode) -> EscrowFacts:
             return await read_channel(
                 node, self._open_session, chain_id, channel, confirmations=confirmations
             )
