@@ -62,7 +62,8 @@ _log = structlog.get_logger(__name__)
 class ClaimSigner(Protocol):
     """A key that signs claims (`receiverAuthorizer`)."""
 
-    address: Address
+    @property
+    def address(self) -> Address: ...
 
     def sign(self, digest: bytes) -> bytes: ...
 

@@ -1,0 +1,347 @@
+"""The claims of channels on their chain: what is due, what one claim contains, what is left out, and how a claim ends."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from eth_account import Account
+
+from tests.kit.channel_payer import ChannelPayer
+from tests.kit.payer import USDC, KeyWallet
+from tests.kit.settlement import SettlementHarness
+from tests.model.rows import MemoryRows, take_nonce
+from tollway.chain import channel_contract as contract
+from tollway.chain.channel_contract import SETTLEMENT_CONTRACT
+from tollway.ids import Address, CallId, ChainId, keccak256
+from tollway.ledger.channels import Channel, ChannelFacts, ChannelState, ClaimableChannel, OpenClaim, Voucher
+from tollway.ledger.ledger import NonceUnavailable
+from tollway.ledger.records import SettlementAttempt
+from tollway.payments.channel_claims import OLD_AFTER_MS, ROWS_MAX, ChannelClaims
+from tollway.payments.channel_networks import ChannelNetworks
+from tollway.payments.channel_terms import ChannelRules
+
+CHAIN = USDC.chain_id
+assert USDC.token is not None
+TOKEN = USDC.token
+FIRST, SECOND = Address(b"\xbb" * 20), Address(b"\xcc" * 20)
+OTHER_KEY = Account.from_key(keccak256(b"an older authorizer"))
+DEPOSIT = 1_000_000
+
+
+def make_payer(n: int, receiver: Address = FIRST, **given: Any) -> ChannelPayer:
+    return ChannelPayer(salt=bytes([n]) * 32, receiver=receiver, valid_before=2**40, **given)
+
+
+@dataclass
+class ClaimRows:
+    """The channels and claims of a ledger. `owed`: what the ended calls of a channel owe, by its key."""
+
+    attempts: MemoryRows
+    channels: dict[int, Channel] = field(default_factory=dict)
+    payers: dict[int, ChannelPayer] = field(default_factory=dict)
+    owed: dict[int, int] = field(default_factory=dict)
+    claims: dict[CallId, OpenClaim] = field(default_factory=dict)
+    ended: list[OpenClaim] = field(default_factory=list)
+    is_taken: bool = False
+    since_ms: int = 0
+
+    async def list_claimable(self, chain_id: ChainId, *, limit: int) -> tuple[ClaimableChannel, ...]:
+        claimed = {row.channel_key for claim in self.claims.values() for row in claim.rows}
+        return tuple(
+            ClaimableChannel(
+                channel=channel,
+                voucher=Voucher(
+                    ceiling=self.owed[key] + 7, signature=self.payers[key].sign_voucher(self.owed[key] + 7)
+                ),
+                total=self.owed[key],
+                since_ms=self.since_ms,
+            )
+            for key, channel in self.channels.items()
+            if self.owed[key] > channel.facts.total_claimed and key not in claimed
+        )
+
+    async def add_claim(self, claim: OpenClaim, attempt: SettlementAttempt) -> bool | NonceUnavailable:
+        if self.is_taken:
+            return False
+        refused = take_nonce(self.attempts, attempt)
+        if refused is None:
+            self.claims[claim.id] = claim
+        return refused or True
+
+    async def list_open_claims(self, chain_id: ChainId) -> tuple[OpenClaim, ...]:
+        return tuple(self.claims.values())
+
+    async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
+        self.ended.append(self.claims.pop(claim_id))
+
+    async def find_channel_by_key(self, key: int) -> Channel | None:
+        return self.channels.get(key)
+
+    async def renew_channel(self, key: int, facts: ChannelFacts, *, now_ms: int) -> Channel:
+        state = ChannelState.WITHDRAWING if facts.withdrawal_since_s else ChannelState.OPEN
+        self.channels[key] = replace(self.channels[key], facts=facts, state=state)
+        return self.channels[key]
+
+
+class Harness:
+    """A gateway with channels on a chain in memory. A gas price of one gwei and a coin of 1,000 dollars: a claim costs 0.105 dollars."""
+
+    def __init__(self, settlement: SettlementHarness) -> None:
+        self.settlement = settlement
+        self.chain = settlement.chain
+        self.chain.set_fees(CHAIN, base_fee_wei=10**9, tip_wei=0)
+        self.rows = ClaimRows(attempts=settlement.ledger.rows, since_ms=settlement.now_ms)
+        ledger: Any = self.rows
+        gas_ledger: Any = settlement.gas
+        signer = KeyWallet.named("an authorizer")
+        assert str(signer.address) == ChannelPayer().authorizer.address
+        rules = ChannelRules(
+            chain_id=CHAIN, authorizers=(), withdraw_delay=900, native_price_nano=1_000 * 10**9
+        )
+        shared: dict[str, Any] = {"limits": settlement.limits, "now_ms": settlement.read_clock}
+        self.networks = ChannelNetworks(
+            self.chain,
+            {CHAIN: rules},
+            chain_rules=settlement.rules,
+            gas_budget=settlement.gas_budget,
+            read_look_ms=self._read_look_ms,
+            **shared,
+        )
+        self.claims = ChannelClaims(
+            ledger=ledger,
+            gas_ledger=gas_ledger,
+            chains=self.chain,
+            networks=self.networks,
+            rules=settlement.rules,
+            gas_budget=settlement.gas_budget,
+            signers=[signer, KeyWallet.named("an older authorizer")],
+            entropy=lambda size: len(self.rows.ended).to_bytes(size, "big"),
+            **shared,
+        )
+
+    async def _read_look_ms(self, chain_id: ChainId) -> int | None:
+        return None
+
+    async def open(self) -> None:
+        await self.settlement.gas_budget.refresh()
+        await self.networks.refresh()
+
+    def add(self, payer: ChannelPayer, owed: int, *, deposit: int = DEPOSIT) -> int:
+        """A channel with a deposit, whose ended calls owe that much. Returns its key."""
+        key = len(self.rows.channels) + 1
+        self.chain.fund(CHAIN, TOKEN, payer.address, 10**9)
+        calldata = contract.encode_deposit(
+            payer.config,
+            base_units=deposit,
+            valid_after=0,
+            valid_before=payer.valid_before,
+            salt=payer.deposit_salt,
+            signature=payer.sign_deposit(deposit),
+        )
+        self.chain.call_channels(CHAIN, calldata)
+        self.rows.payers[key], self.rows.owed[key] = payer, owed
+        self.rows.channels[key] = Channel(
+            key=key,
+            id=payer.channel_id,
+            chain_id=CHAIN,
+            config=payer.config,
+            payment_id=key,
+            start_units=0,
+            balance_units=deposit,
+            taken_units=owed,
+            announced=owed,
+            published=0,
+            spent=None,
+            waiting=None,
+            candidate=None,
+            facts=ChannelFacts(
+                balance=deposit,
+                total_claimed=0,
+                refund_nonce=0,
+                withdrawal_amount=0,
+                withdrawal_since_s=0,
+                block_number=0,
+            ),
+            state=ChannelState.OPEN,
+            reserved_call=None,
+            reserved_state=None,
+        )
+        return key
+
+    async def claimed(self, payer: ChannelPayer) -> int:
+        return (await self.chain.fetch_channel(CHAIN, payer.channel_id)).state.total_claimed
+
+    def paid(self, receiver: Address) -> int:
+        return self.chain.balance(CHAIN, TOKEN, receiver)
+
+    @property
+    def sent_count(self) -> int:
+        return len(set(self.chain.broadcasts))
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    async with SettlementHarness() as settlement:
+        harness = Harness(settlement)
+        await harness.open()
+        yield harness
+
+
+DUE = 1_050_000  # ten times 105,000 gas
+
+
+# ---- What is due.
+
+
+@pytest.mark.parametrize(
+    ("owed", "age_ms", "is_claimed"),
+    [
+        pytest.param(DUE, 0, True, id="ten times its cost"),
+        pytest.param(DUE - 1, 0, False, id="less"),
+        pytest.param(105_000, OLD_AFTER_MS, True, id="a day old, its cost"),
+        pytest.param(105_000, OLD_AFTER_MS - 1, False, id="not a day old"),
+        pytest.param(104_999, OLD_AFTER_MS, False, id="a day old, dust"),
+    ],
+)
+async def test_a_channel_is_claimed_when_it_pays_for_its_claim(
+    harness: Harness, owed: int, age_ms: int, is_claimed: bool
+) -> None:
+    payer = make_payer(1)
+    harness.add(payer, owed, deposit=2_000_000)
+    harness.rows.since_ms = harness.settlement.now_ms - age_ms
+    await harness.claims.run_once()
+    assert await harness.claimed(payer) == (owed if is_claimed else 0)
+    assert harness.paid(FIRST) == (owed if is_claimed else 0)
+
+
+@pytest.mark.parametrize(("owed", "is_claimed"), [(105_001, True), (105_000, False)])
+async def test_a_withdrawal_in_sight_makes_a_claim_urgent(
+    harness: Harness, owed: int, is_claimed: bool
+) -> None:
+    payer = make_payer(1)
+    key = harness.add(payer, owed)
+    harness.rows.channels[key] = replace(harness.rows.channels[key], state=ChannelState.WITHDRAWING)
+    await harness.claims.run_once()
+    assert (await harness.claimed(payer) == owed) is is_claimed
+
+
+# ---- What one claim contains.
+
+
+async def test_one_transaction_claims_and_settles_many_channels_of_many_receivers(harness: Harness) -> None:
+    payers = [make_payer(1), make_payer(2), make_payer(3, SECOND)]
+    for payer in payers:
+        harness.add(payer, DUE, deposit=2_000_000)
+    await harness.claims.run_once()
+    assert harness.sent_count == 1
+    assert [await harness.claimed(payer) for payer in payers] == [DUE] * 3
+    assert (harness.paid(FIRST), harness.paid(SECOND)) == (2 * DUE, DUE)
+
+
+async def test_a_claim_shows_what_calls_owe_and_not_the_ceiling(harness: Harness) -> None:
+    key = harness.add(make_payer(1), DUE, deposit=2_000_000)
+    await harness.claims.run_once()
+    (claim,) = harness.rows.claims.values()
+    assert [(row.channel_key, row.total, row.voucher.ceiling) for row in claim.rows] == [(key, DUE, DUE + 7)]
+
+
+async def test_the_channels_of_each_key_are_claimed_apart(harness: Harness) -> None:
+    payers = [make_payer(1), make_payer(2, authorizer=OTHER_KEY)]
+    for payer in payers:
+        harness.add(payer, DUE, deposit=2_000_000)
+    await harness.claims.run_once()
+    assert harness.sent_count == 2
+    assert [await harness.claimed(payer) for payer in payers] == [DUE] * 2
+
+
+async def test_a_claim_has_at_most_so_many_rows_and_the_dearest_come_first(harness: Harness) -> None:
+    keys = [harness.add(make_payer(n), DUE + n, deposit=2_000_000) for n in range(ROWS_MAX + 1)]
+    await harness.claims.run_once()
+    (claim,) = harness.rows.claims.values()
+    assert {row.channel_key for row in claim.rows} == set(keys[1:])
+
+
+# ---- What is left out.
+
+
+async def test_a_channel_whose_claim_fails_holds_up_no_other_one(harness: Harness) -> None:
+    """A withdrawal has won: the balance does not cover what is owed any more."""
+    good, bad = make_payer(1), make_payer(2)
+    harness.add(good, DUE, deposit=2_000_000)
+    bad_key = harness.add(bad, DUE, deposit=DUE - 1)
+    await harness.claims.run_once()
+    assert (await harness.claimed(good), await harness.claimed(bad)) == (DUE, 0)
+    assert harness.paid(FIRST) == DUE
+    assert harness.rows.channels[bad_key].facts.balance == DUE - 1  # read again
+
+
+async def test_a_receiver_to_whom_the_token_pays_nothing_keeps_his_claim(harness: Harness) -> None:
+    first, second = make_payer(1), make_payer(2, SECOND)
+    for payer in (first, second):
+        harness.add(payer, DUE, deposit=2_000_000)
+    harness.chain.block_owner(CHAIN, TOKEN, SECOND)
+    await harness.claims.run_once()
+    assert harness.sent_count == 1
+    assert (await harness.claimed(first), await harness.claimed(second)) == (DUE, DUE)
+    assert (harness.paid(FIRST), harness.paid(SECOND)) == (DUE, 0)
+
+
+@pytest.mark.parametrize("fault", ["contracts", "chain", "claim"])
+async def test_nothing_is_sent_without(harness: Harness, fault: str) -> None:
+    payer = make_payer(1)
+    harness.add(payer, DUE, deposit=2_000_000)
+    if fault == "contracts":
+        harness = Harness(harness.settlement)  # it has not seen them yet
+        harness.add(payer, DUE, deposit=2_000_000)
+    elif fault == "chain":
+        harness.chain.disconnect(CHAIN)
+    else:
+        harness.rows.is_taken = True  # another gateway has the channel in a claim
+    await harness.claims.run_once()
+    assert (harness.sent_count, harness.rows.claims) == (0, {})
+
+
+# ---- How a claim ends.
+
+
+async def test_a_mined_claim_ends_with_what_the_chain_says(harness: Harness) -> None:
+    key = harness.add(make_payer(1), DUE, deposit=2_000_000)
+    await harness.claims.run_once()
+    await harness.claims.run_once()
+    assert (len(harness.rows.ended), harness.rows.claims) == (1, {})
+    assert harness.rows.channels[key].facts.total_claimed == DUE
+    assert harness.sent_count == 1
+
+
+async def test_a_claim_that_is_not_mined_waits_and_its_channel_is_in_no_other(harness: Harness) -> None:
+    harness.chain.is_automining = False
+    payer = make_payer(1)
+    harness.add(payer, DUE, deposit=2_000_000)
+    for _ in range(3):
+        await harness.claims.run_once()
+    assert (len(harness.rows.claims), harness.sent_count) == (1, 1)
+    harness.chain.mine_sent(CHAIN)
+    await harness.claims.run_once()
+    assert (harness.rows.claims, await harness.claimed(payer)) == ({}, DUE)
+
+
+async def test_a_stranger_may_settle_before_the_gateway(harness: Harness) -> None:
+    harness.chain.is_automining = False
+    payer = make_payer(1)
+    harness.add(payer, DUE, deposit=2_000_000)
+    await harness.claims.run_once()
+    harness.chain.mine_sent(CHAIN)
+    harness.chain.call_channels(CHAIN, contract.encode_settle(receiver=FIRST, token=TOKEN))
+    await harness.claims.run_once()
+    assert (harness.paid(FIRST), len(harness.rows.ended)) == (DUE, 1)
+
+
+async def test_the_second_claim_of_a_channel_claims_the_difference(harness: Harness) -> None:
+    payer = make_payer(1)
+    key = harness.add(payer, DUE, deposit=4_000_000)
+    await harness.claims.run_once()
+    harness.rows.owed[key] = 2 * DUE
+    await harness.claims.run_once()
+    assert (await harness.claimed(payer), harness.paid(FIRST)) == (2 * DUE, 2 * DUE)
+    assert harness.chain.balance(CHAIN, TOKEN, SETTLEMENT_CONTRACT) == 4_000_000 - 2 * DUE
