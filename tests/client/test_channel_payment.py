@@ -340,6 +340,36 @@ def test_a_named_rail_pays_by_no_channel(caller, gateway):
     assert gateway.shown == []
 
 
+# ---- A channel that takes no call.
+
+
+def test_a_channel_with_a_withdrawal_waits_for_nothing_and_is_left_to_other_rails(caller, gateway):
+    caller.call("/0")
+    closed = {"members": {"reason": "withdrawal_pending"}, "headers": {"retry-after": "60"}}
+    gateway.faults = [lambda _request: gateway.refuse(503, "channel_busy", **closed)]
+    with pytest.raises(PaymentRefused, match="Pay by another rail") as caught:
+        caller.call("/1", rail="auto")
+    assert (caught.value.reason, caller.channel.pending) == ("withdrawal_pending", None)
+    with pytest.raises(CannotPay, match=r"a withdrawal from 0x.* has begun"):
+        caller.call("/1")
+    gateway.chain.find(caller.channel.id).since_s = NOW_S
+    with pytest.raises(CannotPay, match=r"a withdrawal from 0x.* has begun"):
+        caller.call("/1", rpc_urls=AT_NODE)
+    assert len(gateway.shown) == 2
+    gateway.chain.find(caller.channel.id).since_s = 0  # its own node shows the end
+    assert caller.call("/1", rpc_urls=AT_NODE).status_code == 200
+    check_agreement(caller)
+
+
+def test_a_draining_channel_waits_for_nothing(caller, gateway):
+    caller.call("/0")
+    closed = {"members": {"reason": "channel_draining"}, "headers": {"retry-after": "60"}}
+    gateway.faults = [lambda _request: gateway.refuse(503, "channel_busy", **closed)]
+    with pytest.raises(PaymentRefused, match="Pay by another rail"):
+        caller.call("/1")
+    assert caller.channel.is_certain
+
+
 # ---- A gateway that lies.
 
 

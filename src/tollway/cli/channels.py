@@ -121,7 +121,8 @@ def _print_channel(channel: OwnChannel) -> None:
     words += [describe_network(asset.chain_id), f"to {payee[:6]}…{payee[-4:]}"]
     words += [] if channel.is_certain else ["a call without an outcome"]
     if channel.withdrawal is not None:
-        words.append(f"withdrawal ready {_format_time(channel.withdrawal.ready_s)}")
+        ready_s = channel.withdrawal.ready_s
+        words.append(f"withdrawal ready {_format_time(ready_s)}" if ready_s else "withdrawal begun")
     print_entry(str(channel.id), tuple(plain_line(word) for word in words))
 
 
@@ -148,7 +149,7 @@ def describe_channel(channel: OwnChannel) -> dict[str, object]:
         if begun is None
         else {
             "amount": format_decimal(begun.amount, decimals=asset.decimals),
-            "readyAt": _format_time(begun.ready_s),
+            "readyAt": _format_time(begun.ready_s) if begun.ready_s else None,
         },
     }
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tollway.chain.channel_contract import encode_finalize_withdraw, encode_initiate_withdraw
-from tollway.chain.port import ChannelState
 from tollway.client.call_io import (
     GatewayResponse,
     NodeError,
@@ -30,6 +29,7 @@ from tollway.client.channel_payment import (
     REPEAT_VOUCHER_CODES,
     fetch_state,
     is_same_channel,
+    read_withdrawal,
 )
 from tollway.client.errors import (
     CannotPay,
@@ -211,7 +211,7 @@ async def plan_withdrawal(io: ChannelIo, channel: OwnChannel, max_fee: Cap | Non
     asset = channel.asset
     await check_node(io, asset.chain_id)
     state = await fetch_state(io, channel)
-    begun = _read_withdrawal(channel, state)
+    begun = read_withdrawal(channel, state)
     if begun is not None:
         channel = replace(channel, balance=state.balance, withdrawal=begun)
         await io.record_channel(channel)
@@ -295,7 +295,7 @@ async def send_withdrawal(io: ChannelIo, plan: WithdrawalPlan, patience: Patienc
         channel,
         balance=state.balance,
         returned=channel.returned + max(0, channel.balance - state.balance),
-        withdrawal=_read_withdrawal(channel, state),
+        withdrawal=read_withdrawal(channel, state),
     )
     await io.record_channel(after)
     return WithdrawnChannel(channel=after, transaction=signed.tx_hash)
@@ -311,10 +311,3 @@ async def _broadcast(io: NodeIo, chain_id: ChainId, signed: SignedTransfer) -> N
             raise NodeUnreachable(
                 f"It is unknown whether the transaction {signed.tx_hash} was sent: {detail}. Run the same command later: it reads the chain first."
             )
-
-
-def _read_withdrawal(channel: OwnChannel, state: ChannelState) -> Withdrawal | None:
-    since_s = state.withdrawal_initiated_at
-    if not since_s:
-        return None
-    return Withdrawal(amount=state.withdrawal, ready_s=since_s + channel.config.withdraw_delay)

@@ -55,6 +55,7 @@ from tollway.client.own_channel import (
     OwnChannel,
     VoucherPlan,
     VoucherRefused,
+    Withdrawal,
     apply_charge,
     heal_channel,
     plan_voucher,
@@ -87,6 +88,9 @@ from tollway.payments.channels import SETTLEMENT_CONTRACT, ChannelConfig
 REPEAT_VOUCHER_CODES = REPEAT_AUTHORIZATION_CODES | {Code.CHANNEL_BUSY.value}
 """Codes without a decision: the client sends the same voucher again after `Retry-After`, and never another."""
 
+WITHDRAWAL_PENDING, CHANNEL_DRAINING = "withdrawal_pending", "channel_draining"
+"""Reasons of a busy channel that no wait of a call outlasts: another rail has to pay."""
+
 CHEAPER_AFTER_CALLS = 10
 """So many calls to one payee make a channel cheaper than an authorisation for each: its deposit and its way back are three transactions."""
 
@@ -112,8 +116,14 @@ async def pay_by_channel(
     channel = lease.channel
     if lease.is_own_request:
         return await finish_pending(io, channel, source, rules)
-    if lease.is_uncertain and asset.chain_id in source.chains:
+    is_uncertain = lease.is_uncertain or channel.withdrawal is not None
+    if is_uncertain and asset.chain_id in source.chains:
         channel = await _find_on_chain(io, channel)
+    if channel.withdrawal is not None:
+        raise CannotPay(
+            f"The call cannot be paid by a channel: a withdrawal from {channel.id} has begun, and until its end the channel takes no call; "
+            "tollway wallet withdraw ends it."
+        )
     signed = await _sign(io, offer, channel, source, rules)
     return await _submit_and_heal(io, signed, source, rules, is_resubmitted=False)
 
@@ -194,7 +204,16 @@ async def _find_on_chain(io: CallIo, channel: OwnChannel) -> OwnChannel:
         charged=max(channel.charged, totals.total_claimed),
         ceiling=totals.balance if is_unknown else channel.ceiling,
         deposit=None if has_landed else held,
+        withdrawal=read_withdrawal(channel, totals),
     )
+
+
+def read_withdrawal(channel: OwnChannel, state: ChannelState) -> Withdrawal | None:
+    """The pending withdrawal of a channel by the chain."""
+    since_s = state.withdrawal_initiated_at
+    if not since_s:
+        return None
+    return Withdrawal(amount=state.withdrawal, ready_s=since_s + channel.config.withdraw_delay)
 
 
 async def fetch_state(io: NodeIo, channel: OwnChannel) -> ChannelState:
@@ -311,7 +330,7 @@ async def _send(io: CallIo, submission: _VoucherSubmission, patience: Patience) 
                 raise (await _end_without_response(io, submission, outcome))
             await io.sleep(patience.poll_s)
             continue
-        if outcome.code not in REPEAT_VOUCHER_CODES:
+        if outcome.code not in REPEAT_VOUCHER_CODES or _is_closed(outcome):
             return outcome
         if outcome.code in CLAIMED_CODES:
             submission.is_claimed = True
@@ -327,6 +346,12 @@ async def _send(io: CallIo, submission: _VoucherSubmission, patience: Patience) 
     if last.code == Code.PAYMENT_OUTCOME_UNKNOWN.value:
         raise _build_held(submission, last)
     raise PaymentPending(f"{quote_refusal(last)} {_advise_repeat(submission)}", reason=last.code)
+
+
+def _is_closed(response: GatewayResponse) -> bool:
+    reason = (response.problem or {}).get("reason")
+    is_busy = response.code == Code.CHANNEL_BUSY.value
+    return is_busy and reason in (WITHDRAWAL_PENDING, CHANNEL_DRAINING)
 
 
 async def _end_without_response(
@@ -358,6 +383,8 @@ async def _decide(
         return await _end_charged(io, submission, response)
     if response.payment_state == "held" or (response.is_402 and response.payment_state == "charged"):
         raise _build_held(submission, response)
+    if _is_closed(response):
+        raise (await _end_closed(io, submission, response))
     if response.is_402:
         return await _decide_402(io, submission, response)
     if response.code == Code.PAYMENT_ALREADY_USED.value:
@@ -370,6 +397,24 @@ async def _decide(
         channel = replace(channel, calls=channel.calls + 1)
     await io.record_channel(channel)
     return CallResult(response=response, voucher=submission.signed)
+
+
+async def _end_closed(
+    io: CallIo, submission: _VoucherSubmission, response: GatewayResponse
+) -> PaymentRefused:
+    """The channel takes no call now. Its voucher stays pending where the gateway may have stored it before. A withdrawal is recorded, so that the next call uses another
+    rail until the chain shows its end."""
+    channel, reason = submission.channel, (response.problem or {}).get("reason")
+    if not (submission.is_doubtful or submission.is_claimed):
+        channel = replace(channel, pending=None)
+    if reason == WITHDRAWAL_PENDING:
+        channel = replace(channel, withdrawal=channel.withdrawal or Withdrawal(amount=0, ready_s=0))
+    await io.record_channel(channel)
+    return PaymentRefused(
+        f"{quote_refusal(response)} Pay by another rail (--rail, rail=).",
+        transaction=None,
+        reason=str(reason),
+    )
 
 
 async def _end_charged(io: CallIo, submission: _VoucherSubmission, response: GatewayResponse) -> CallResult:

@@ -51,7 +51,7 @@ class PendingVoucher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawal:
-    """A withdrawal that began on the chain. `ready_s`: when it can be finalized, in unix seconds."""
+    """A withdrawal that began on the chain. `ready_s`: when it can be finalized, in unix seconds. Both are 0 where only the gateway has reported it."""
 
     amount: int
     ready_s: int
