@@ -154,6 +154,46 @@ def test_a_budget_counts_a_deposit_once_and_its_calls_not_again(caller):
     assert "with a deposit of 0.3 USDC" in caller.quotes[0].describe()
 
 
+def test_a_session_counts_what_its_vouchers_take_of_an_earlier_deposit(caller, gateway):
+    caller.call("/0")
+    with caller.open(session_budget="0.0009 USDC") as client:
+        for number in range(3):
+            client.call(API, f"/{number}")
+        assert [amount.describe() for amount in client.spending().session] == ["0.0009 USDC"]
+        before = len(caller.quotes)
+        with pytest.raises(BudgetExhausted, match="limit of this session"):
+            client.call(API, "/3")
+    assert (gateway.ceilings[-1], len(caller.quotes)) == (1200, before)
+
+
+def test_a_session_counts_its_own_deposit_once(caller, gateway):
+    with caller.open(session_budget="0.3 USDC") as client:
+        for number in range(5):
+            client.call(API, f"/{number}")
+        assert [amount.describe() for amount in client.spending().session] == ["0.3 USDC"]
+    assert gateway.kinds == "dvvvv"
+
+
+def test_a_deposit_of_which_no_byte_was_sent_counts_nowhere(caller, gateway):
+    respond = gateway.handle
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        if "payment-signature" in request.headers:
+            raise httpx.ConnectError("refused")
+        return respond(request)
+
+    gateway.handle = refuse
+    with caller.open(session_budget="0.3 USDC", budget="0.3 USDC") as client:
+        with pytest.raises(GatewayUnreachable) as caught:
+            client.call(API, "/0")
+        assert (caught.value.is_sent, caller.channel.is_certain) == (False, True)
+        assert [amount.atto for amount in client.spending().session] == [0]
+        assert [amount.atto for amount in client.spending().total] == [0]
+    gateway.handle = respond
+    caller.call("/0", budget="0.3 USDC")
+    check_agreement(caller)
+
+
 # ---- Answers that get lost.
 
 

@@ -265,7 +265,7 @@ class FakeCallIo:
             "no channel is offered here; tests/client/test_channel_payment.py has a gateway that does"
         )
 
-    sign_voucher = store_voucher = record_channel = lease_channel
+    sign_voucher = store_voucher = drop_voucher = record_channel = lease_channel
 
 
 # ---- Step by step.

@@ -253,7 +253,7 @@ class NodeUnavailable:
 class PaymentQuote:
     """A payment before its signature. `fee_max_wei`: the maximum fee of its transaction;
     `fee_limit_wei`: the limit. Both are None for an authorisation, which costs the wallet no fee. `deposit`: on a channel, what is deposited with the call, and
-    `amount` is taken of; 0 where the balance of the channel covers it. None on other rails."""
+    `amount` is taken of; 0 where the balance of the channel covers it. `channel`: before the call. Both are None on other rails."""
 
     rail: str
     asset: Asset
@@ -262,6 +262,7 @@ class PaymentQuote:
     fee_max_wei: int | None = None
     fee_limit_wei: int | None = None
     deposit: int | None = None
+    channel: OwnChannel | None = None
 
     @property
     def moved(self) -> int:
@@ -467,12 +468,14 @@ class CallIo(NodeIo, Protocol):
     async def store_voucher(self, voucher: OwnVoucher) -> StoreOutcome:
         """Stores a voucher and its deposit durably, before they are sent."""
 
+    async def drop_voucher(self, voucher: OwnVoucher) -> None:
+        """Drops a voucher of which no byte was sent, with the deposit that was signed with it."""
+
     async def record_channel(
         self,
         channel: OwnChannel,
         *,
         deposit: bytes | None = None,
-        state: AuthorizationState = AuthorizationState.CHARGED,
         tx_hash: TxHash | None = None,
     ) -> None:
-        """Records a channel, and the state of the deposit with that nonce."""
+        """Records a channel, and the deposit with that nonce as charged."""

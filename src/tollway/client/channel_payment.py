@@ -26,7 +26,6 @@ from tollway.client.authorization import (
     names_authorization_outcome,
 )
 from tollway.client.call_io import (
-    AuthorizationState,
     CallIo,
     ChannelLease,
     GatewayResponse,
@@ -248,6 +247,7 @@ async def _sign(
         amount=offer.terms.amount,
         pay_to=offer.terms.pay_to,
         deposit=0 if plan.is_resent else plan.deposit,
+        channel=channel,
     )
     await approve_in_budget(io, quote)
     signed = await io.sign_voucher(offer, channel, plan)
@@ -362,12 +362,7 @@ async def _end_without_response(
         failure = GatewayUnreachable(f"{broken.detail} {_advise_repeat(submission)}", is_sent=True)
         failure.is_retryable = submission.is_repeatable
         return failure
-    deposit, channel = submission.signed.deposit, replace(submission.channel, pending=None)
-    if deposit is None:
-        await io.record_channel(channel)
-    else:
-        unsent = replace(channel, deposit=None)
-        await io.record_channel(unsent, deposit=deposit.nonce, state=AuthorizationState.UNSENT)
+    await io.drop_voucher(submission.signed)
     return GatewayUnreachable(broken.detail, is_sent=False)
 
 

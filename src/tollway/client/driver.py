@@ -4,7 +4,6 @@
 permanently, for every later report of a gateway or a node; the exception is an authorisation of which no byte was sent.
 """
 
-import os
 import secrets
 import threading
 import time
@@ -24,6 +23,7 @@ from tollway.client.call_io import (
     HeaderPairs,
     NodeUnavailable,
     OverBudget,
+    OwnVoucher,
     PaymentProgress,
     PaymentQuote,
     Stored,
@@ -65,12 +65,23 @@ class _Reservation(Enum):
     EXISTING = 2
 
 
+@dataclass(slots=True, kw_only=True)
+class _UsedChannel:
+    """A channel in a session. `charged_before`: before the first call of the session. `deposited`: by the session."""
+
+    charged_before: int
+    deposited: int = 0
+
+
 class SessionLimit:
-    """A limit on the sum that one client signs. Safe to use from many threads at once."""
+    """A limit on the sum that one client signs. Safe to use from many threads at once.
+
+    A channel counts once: with what the session deposits into it, or with what its vouchers can take where that is more, because an earlier session has deposited."""
 
     def __init__(self, cap: Cap | None) -> None:
         self.cap = cap
         self._signed: dict[bytes, _SignedAmount] = {}
+        self._channels: dict[ChannelId, _UsedChannel] = {}
         self._lock = threading.Lock()
 
     def store(
@@ -111,6 +122,75 @@ class SessionLimit:
         if spent + to_atto(amount, asset) <= limit:
             return None
         return OverBudget(spent_atto=spent, budget_atto=limit, limit="limit of this session")
+
+    def store_voucher(self, voucher: OwnVoucher, *, store: Callable[[], StoreOutcome]) -> StoreOutcome:
+        """Reserves what the voucher and its deposit add, then stores them; `OverBudget` where the limit is exceeded. One call at a time has the channel."""
+        channel, pending = voucher.channel, voucher.channel.pending
+        assert pending is not None
+        deposit = 0 if voucher.deposit is None else voucher.deposit.amount
+        with self._lock:
+            used = self._channels.setdefault(channel.id, _UsedChannel(charged_before=pending.charged_before))
+            amount = max(pending.ceiling - used.charged_before, used.deposited + deposit)
+            before = self._signed.get(channel.id)
+            over = self._find_channel_excess(channel.id, channel.asset, amount)
+            if over is not None:
+                return over
+            self._count_channel(channel.id, channel.asset, amount)
+            used.deposited += deposit
+        is_stored = False
+        try:
+            outcome = store()
+            is_stored = isinstance(outcome, Stored)
+        finally:
+            if not is_stored:
+                with self._lock:
+                    used.deposited -= deposit
+                    if before is None:
+                        self._signed.pop(channel.id, None)
+                    else:
+                        self._signed[channel.id] = before
+        return outcome
+
+    def find_quote_excess(self, quote: PaymentQuote) -> OverBudget | None:
+        """`OverBudget` where a payment that is not signed yet exceeds the limit. Reserves nothing."""
+        channel = quote.channel
+        if channel is None:
+            return self.find_excess(quote.asset, quote.amount)
+        with self._lock:
+            used = self._channels.get(channel.id, _UsedChannel(charged_before=channel.charged))
+            ceiling = channel.charged + quote.amount
+            amount = max(ceiling - used.charged_before, used.deposited + quote.moved)
+            return self._find_channel_excess(channel.id, channel.asset, amount)
+
+    def _find_channel_excess(self, key: ChannelId, asset: Asset, amount: int) -> OverBudget | None:
+        counted = self._signed.get(key)
+        more = to_atto(amount, asset) - (0 if counted is None else counted.atto)
+        if self.cap is None or more <= 0:
+            return None
+        spent, limit = self._sum(asset.symbol), self.cap.atto_for(asset.symbol) or 0
+        return (
+            None
+            if spent + more <= limit
+            else OverBudget(spent_atto=spent, budget_atto=limit, limit="limit of this session")
+        )
+
+    def _count_channel(self, key: ChannelId, asset: Asset, amount: int) -> None:
+        """What is counted never falls: a voucher that was sent can be claimed."""
+        counted = self._signed.get(key)
+        atto = max(to_atto(amount, asset), 0 if counted is None else counted.atto)
+        self._signed[key] = _SignedAmount(symbol=asset.symbol, atto=atto)
+
+    def release_deposit(self, channel: OwnChannel, amount: int) -> None:
+        """Releases a deposit and its voucher of which no byte was sent."""
+        with self._lock:
+            used = self._channels.get(channel.id)
+            if used is None:
+                return
+            used.deposited -= amount
+            spent = max(used.deposited, channel.charged - used.charged_before, 0)
+            self._signed[channel.id] = _SignedAmount(
+                symbol=channel.asset.symbol, atto=to_atto(spent, channel.asset)
+            )
 
     def release(self, name: bytes) -> None:
         """Releases a payment that never left this process: it was not stored, or no byte of it was sent."""
@@ -299,7 +379,7 @@ class Driver:
             self.left_open.add(nonce)
             self.submitted.pop(nonce, None)
         for key in [key for key, (owner, _) in self._channel_locks.copy().items() if owner is plan]:
-            os.close(self._channel_locks.pop(key)[1])
+            self.store.unlock_channel(self._channel_locks.pop(key)[1])
 
     def lock_channel(self, key: ChannelId, plan: CallPlan) -> bool:
         """Locks a channel for this call until its end. False while another call of the wallet has it, in any process."""

@@ -320,7 +320,7 @@ class Exchange:
     @callback
     def approve_payment(self, quote: PaymentQuote) -> OverBudget | None:
         driver = self._driver
-        over = driver.session.find_excess(quote.asset, quote.moved) or driver.store.find_excess(
+        over = driver.session.find_quote_excess(quote) or driver.store.find_excess(
             quote, payer=self.wallet.address, gateway=driver.gateway, budget=driver.budget
         )
         if over is None:
@@ -510,9 +510,18 @@ class Exchange:
         def store() -> StoreOutcome:
             return driver.store.store_voucher(voucher.channel, deposit, request=request, budget=driver.budget)
 
+        return driver.session.store_voucher(voucher, store=store)
+
+    @local
+    def drop_voucher(self, voucher: OwnVoucher) -> None:
+        driver, deposit = self._driver, voucher.deposit
+        channel = replace(voucher.channel, pending=None)
         if deposit is None:
-            return store()
-        return driver.session.store(deposit.nonce, deposit.asset, deposit.amount, store=store)
+            driver.store.record_channel(channel)
+            return
+        unsent = replace(channel, deposit=None)
+        driver.store.record_channel(unsent, deposit=deposit.nonce, state=AuthorizationState.UNSENT)
+        driver.session.release_deposit(unsent, deposit.amount)
 
     @local
     def record_channel(
@@ -520,10 +529,6 @@ class Exchange:
         channel: OwnChannel,
         *,
         deposit: bytes | None = None,
-        state: AuthorizationState = AuthorizationState.CHARGED,
         tx_hash: TxHash | None = None,
     ) -> None:
-        driver = self._driver
-        driver.store.record_channel(channel, deposit=deposit, state=state, tx_hash=tx_hash)
-        if deposit is not None and state is AuthorizationState.UNSENT:
-            driver.session.release(deposit)
+        self._driver.store.record_channel(channel, deposit=deposit, tx_hash=tx_hash)

@@ -593,7 +593,7 @@ class PaymentStore:
                 record_authorization_state(connection, deposit, state, tx_hash)
 
     def lock_channel(self, channel_id: ChannelId) -> int | None:
-        """Locks a channel for one call, over all processes: its vouchers follow each other. Returns the descriptor to close, which unlocks it; None where
+        """Locks a channel for one call, over all processes: its vouchers follow each other. Returns the descriptor for `unlock_channel`; None where
         another call has it. The system unlocks it when a process ends."""
         path = self.path.with_name(f"{self.path.name}-{channel_id.hex()[:16]}.lock")
         try:
@@ -608,6 +608,11 @@ class PaymentStore:
             os.close(descriptor)
             return None
         return descriptor
+
+    def unlock_channel(self, descriptor: int) -> None:
+        """Unlocks a channel, also where a forked process has a copy of the descriptor."""
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
     # ---- Spent amounts, and requests in progress.
 
