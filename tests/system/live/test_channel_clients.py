@@ -1,10 +1,12 @@
-"""Unmodified clients of x402 pay a listing over a channel of a running gateway, which claims it on the chain."""
+"""Unmodified clients of x402, and the product's own, pay a listing over a channel of a running gateway, which claims it on the chain."""
 
+import asyncio
 import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from tests.kit.gateway_cluster import API
 from tests.kit.gateway_process import poll
 from tests.kit.ports import find_low_port
 from tests.kit.signed_calls import LONG_LIVED
+from tollway.client import AsyncTollwayClient, PaymentPending, Wallet
 from tollway.sandbox import completions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -262,3 +265,64 @@ async def test_a_metered_listing_charges_what_was_used(unclaimed: Harness, scrip
     assert int(state["chargedCumulativeAmount"]) == sum(charged) == sum(used), told
     assert charged[4] > used[4]
     assert charged[5] < used[5]
+
+
+# ---- The product's own client.
+
+
+def own_options(harness: Harness, payer: Any, store_path: Path) -> dict[str, Any]:
+    driver = harness.cluster.driver
+    return {
+        "wallet": Wallet.from_key(payer.private_key),
+        "rpc_urls": {driver.chain_id: driver.rpc_url},
+        "rail": "channel",
+        "store_path": store_path,
+    }
+
+
+async def test_our_own_client_heals_a_lost_store_and_gets_its_rest_back(
+    unclaimed: Harness, tmp_path: Path
+) -> None:
+    payer, root = await unclaimed.cluster.wallet(), unclaimed.gateway.base_url
+    before = await unclaimed.balance(payer)
+    for store, calls in (("first", 3), ("second", 2)):
+        options = own_options(unclaimed, payer, tmp_path / store)
+        async with AsyncTollwayClient(root, **options) as client:
+            for _ in range(calls):
+                answer = await client.call(unclaimed.api_id, "/quote/ETH")
+                assert (answer.status_code, answer.payment.rail) == (200, "channel"), answer.text
+            (channel,) = client.channels()
+    assert (channel.charged, channel.balance) == (5 * PRICE_UNITS, 300_000)
+    async with AsyncTollwayClient(root, **options) as client:
+        refunded = await client.refund_channel(str(channel.id))
+        assert (refunded.amount, refunded.is_seen) == (300_000 - 5 * PRICE_UNITS, True)
+    assert before - await unclaimed.balance(payer) == 5 * PRICE_UNITS
+
+
+async def test_calls_at_once_of_our_own_client_are_all_served(unclaimed: Harness, tmp_path: Path) -> None:
+    payer = await unclaimed.cluster.wallet()
+    options = own_options(unclaimed, payer, tmp_path / "store")
+    async with AsyncTollwayClient(unclaimed.gateway.base_url, **options) as client:
+        calls = (client.call(unclaimed.api_id, "/quote/ETH") for _ in range(5))
+        answers = await asyncio.gather(*calls)
+        (channel,) = client.channels()
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert (channel.charged, channel.calls) == (5 * PRICE_UNITS, 5)
+
+
+async def test_our_own_client_begins_a_withdrawal_without_the_gateway(
+    unclaimed: Harness, tmp_path: Path
+) -> None:
+    payer = await unclaimed.cluster.wallet()
+    options = own_options(unclaimed, payer, tmp_path / "store")
+    async with AsyncTollwayClient(unclaimed.gateway.base_url, **options) as client:
+        assert (await client.call(unclaimed.api_id, "/quote/ETH")).status_code == 200
+        (channel,) = client.channels()
+    async with AsyncTollwayClient("http://127.0.0.1:1", **options) as client:
+        plan = await client.plan_withdrawal(str(channel.id))
+        assert (plan.amount, plan.is_end) == (300_000 - PRICE_UNITS, False)
+        begun = (await client.send_withdrawal(plan)).channel.withdrawal
+        assert begun is not None
+        assert begun.amount == plan.amount
+        with pytest.raises(PaymentPending, match="its delay ends in"):
+            await client.plan_withdrawal(str(channel.id))
