@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tollway.chain.channel_contract import encode_channel_state, parse_channel_state
-from tollway.chain.port import ChannelState
+from tollway.chain.port import EscrowState
 from tollway.client.authorization import (
     BROKEN_RETRIES_MAX,
     CLAIMED_CODES,
@@ -207,7 +207,7 @@ async def _find_on_chain(io: CallIo, channel: OwnChannel) -> OwnChannel:
     )
 
 
-def read_withdrawal(channel: OwnChannel, state: ChannelState) -> Withdrawal | None:
+def read_withdrawal(channel: OwnChannel, state: EscrowState) -> Withdrawal | None:
     """The pending withdrawal of a channel by the chain."""
     since_s = state.withdrawal_initiated_at
     if not since_s:
@@ -215,7 +215,7 @@ def read_withdrawal(channel: OwnChannel, state: ChannelState) -> Withdrawal | No
     return Withdrawal(amount=state.withdrawal, ready_s=since_s + channel.config.withdraw_delay)
 
 
-async def fetch_state(io: NodeIo, channel: OwnChannel) -> ChannelState:
+async def fetch_state(io: NodeIo, channel: OwnChannel) -> EscrowState:
     """A channel by the wallet's own node. Raises `NodeUnreachable`, `CannotPay`."""
     chain_id = channel.asset.chain_id
     result = await eth_call(io, chain_id, SETTLEMENT_CONTRACT, encode_channel_state(channel.id))
@@ -461,7 +461,7 @@ async def _heal(io: CallIo, corrected: _Corrected, source: PaymentSource) -> Own
     """The channel by a corrective 402. Raises `PaymentRefused` without a proof of what was charged, and `CallHeld` where it shows that the voucher of this call was charged."""
     channel, pending = corrected.channel, corrected.channel.pending
     assert pending is not None
-    totals: ChannelState | None = None
+    totals: EscrowState | None = None
     if channel.asset.chain_id in source.chains:
         try:
             totals = await fetch_state(io, channel)

@@ -11,7 +11,7 @@ the same call is no proof. Amounts are base units of the token.
 
 from dataclasses import dataclass, field, replace
 
-from tollway.chain.port import ChannelState
+from tollway.chain.port import EscrowState
 from tollway.client.channel_offer import ChannelCharge, ChannelCorrection
 from tollway.identity.signatures import recover
 from tollway.ids import ChannelId
@@ -139,7 +139,7 @@ def apply_charge(channel: OwnChannel, charge: ChannelCharge) -> OwnChannel:
 
 
 def heal_channel(
-    channel: OwnChannel, correction: ChannelCorrection, totals: ChannelState | None, *, is_doubtful: bool
+    channel: OwnChannel, correction: ChannelCorrection, totals: EscrowState | None, *, is_doubtful: bool
 ) -> OwnChannel | VoucherRefused:
     """The channel by a corrective 402 to its pending voucher. `totals`: by the wallet's own node, where there is one. `is_doubtful`: the gateway may have charged that
     voucher before; otherwise it proves nothing, or the gateway would get the price of one call twice."""
@@ -170,7 +170,7 @@ def heal_channel(
 
 
 def _read_charged(
-    channel: OwnChannel, correction: ChannelCorrection, totals: ChannelState | None, *, is_doubtful: bool
+    channel: OwnChannel, correction: ChannelCorrection, totals: EscrowState | None, *, is_doubtful: bool
 ) -> int | VoucherRefused:
     """The charged sum, with its proof: the chain, or a voucher of this wallet that covers it."""
     report, voucher, pending = correction.report, correction.voucher, channel.pending
