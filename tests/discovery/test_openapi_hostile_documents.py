@@ -19,50 +19,12 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.web.api.listing_json import render_json
 
-WORDS = (
-    *[
-        "type",
-        "$ref",
-        "properties",
-        "items",
-        "enum",
-        "required",
-        "schema",
-        "parameters",
-        "in",
-        "name",
-        "query",
-        "path",
-        "header",
-        "content",
-    ],
-    *[
-        "application/json",
-        "responses",
-        "200",
-        "object",
-        "string",
-        "array",
-        "allOf",
-        "const",
-        "default",
-        "examples",
-        "nullable",
-    ],
-    *[
-        "format",
-        "style",
-        "explode",
-        "deepObject",
-        "get",
-        "post",
-        "#/components/schemas/A",
-        "#/",
-        "#",
-        "http://x/y",
-    ],
-    *("", "\u202e", "\U0001f310" * 50, "<b>", "{id}", "/a/{id}"),
-)
+_WORDS = """
+type $ref properties items enum required schema parameters in name query path header content application/json responses
+200 object string array allOf const default examples nullable format style explode deepObject get post
+#/components/schemas/A #/ # http://x/y
+"""
+WORDS = (*_WORDS.split(), "", "\u202e", "\U0001f310" * 50, "<b>", "{id}", "/a/{id}")
 
 
 def write_all(openapi: dict[str, Any]) -> dict[str, Any]:

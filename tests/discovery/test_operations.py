@@ -131,14 +131,8 @@ def test_a_schema_that_is_too_long_accepts_everything() -> None:
 
 def test_a_control_header_of_the_gateway_is_no_argument() -> None:
     """A form and a tool would send the default of the provider's document to the gateway."""
-    names = [
-        "Idempotency-Key",
-        "X-Payment-Tx",
-        "X-Signature-Params",
-        "PAYMENT-SIGNATURE",
-        "SIGN-IN-WITH-X",
-        "X-Lang",
-    ]
+    named = "Idempotency-Key X-Payment-Tx X-Signature-Params PAYMENT-SIGNATURE SIGN-IN-WITH-X X-Lang"
+    names = named.split()
     headers = [{"name": name, "in": "header", "required": True, "schema": {"default": "x"}} for name in names]
     operation = sold({"/a": {"get": {"parameters": headers}}}, forward_headers=tuple(names))["GET /a"]
     assert [argument.name for argument in operation.arguments] == ["X-Lang"]
