@@ -5,6 +5,7 @@ import os
 from tests.kit.clocks import Clock
 from tests.kit.ledger_records import NOW_MS, operator_origin
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import existing
 from tollway.app.lifecycle import MODERATION_INTERVAL_S
 from tollway.ids import Address
 from tollway.registry.listing import Listing
@@ -32,8 +33,7 @@ async def test_a_change_reaches_a_second_gateway_within_two_seconds(database: Da
         assert (before.listing.suspended_ms is not None) is not is_suspended
         assert isinstance(await change(here, LISTING.id, origin=operator_origin(clock.ms)), Listing)
         clock.ms += FRESH_MS
-        after = await there.find(LISTING.id)
-        assert after is not None
+        after = existing(await there.find(LISTING.id))
         assert (after.listing.suspended_ms is not None) is is_suspended
     assert FRESH_MS <= WITHIN_MS
 

@@ -11,6 +11,7 @@ from tests.kit.chain import MemoryChain
 from tests.kit.clocks import Clock
 from tests.kit.ledger_records import NOW_MS
 from tests.kit.lookup_counter import LookupCounter
+from tests.kit.narrowing import existing
 from tests.kit.payer import KeyWallet
 from tollway.chain.port import ContractResult
 from tollway.errors import Code, Refusal
@@ -79,10 +80,8 @@ def setup(database: Database) -> Setup:
 
 async def test_a_code_opens_one_session_of_its_actor(setup: Setup) -> None:
     code = await setup.make_code()
-    token = await setup.sign_in.open_session(code)
-    assert token is not None
-    session = await setup.sign_in.find_session(token)
-    assert session is not None
+    token = existing(await setup.sign_in.open_session(code))
+    session = existing(await setup.sign_in.find_session(token))
     assert (session.actor, session.created_ms) == ("alice@gw-1", NOW_MS)
     assert await setup.sign_in.open_session(code) is None
     assert await setup.sign_in.find_session(code) is None
@@ -105,8 +104,7 @@ async def test_a_code_counts_for_five_minutes(setup: Setup, late_ms: int, counts
 
 @pytest.mark.parametrize(("late_ms", "is_open"), [(-1, True), (0, False)])
 async def test_a_session_lasts_eight_hours(setup: Setup, late_ms: int, is_open: bool) -> None:
-    token = await setup.sign_in.open_session(await setup.make_code())
-    assert token is not None
+    token = existing(await setup.sign_in.open_session(await setup.make_code()))
     setup.clock.ms += SESSION_TTL_S * 1000 + late_ms
     assert (await setup.sign_in.find_session(token) is not None) is is_open
 
@@ -136,8 +134,7 @@ async def sign_in_by_wallet(setup: Setup, sign_in: AdminSignIn) -> str:
 
 async def test_a_session_of_a_wallet_has_its_address_and_lasts_eight_hours(setup: Setup) -> None:
     token = await sign_in_by_wallet(setup, setup.sign_in)
-    session = await setup.sign_in.find_session(token)
-    assert session is not None
+    session = existing(await setup.sign_in.find_session(token))
     assert (session.actor, session.wallet) == (str(WALLET), WALLET)
     setup.clock.ms += SESSION_TTL_S * 1000
     assert await setup.sign_in.find_session(token) is None
@@ -202,12 +199,9 @@ async def test_a_message_for_another_gateway_opens_no_session(setup: Setup) -> N
 
 
 async def test_a_session_of_a_link_is_of_no_wallet(setup: Setup) -> None:
-    token = await setup.sign_in.open_session(await setup.make_code())
-    assert token is not None
+    token = existing(await setup.sign_in.open_session(await setup.make_code()))
     for operators in (frozenset[Address](), frozenset({WALLET})):
-        session = await setup.open_gateway(operators).find_session(token)
-        assert session is not None
-        assert session.wallet is None
+        assert existing(await setup.open_gateway(operators).find_session(token)).wallet is None
 
 
 async def test_a_wallet_has_its_session_at_gateways_that_name_it_only(setup: Setup) -> None:
@@ -215,9 +209,7 @@ async def test_a_wallet_has_its_session_at_gateways_that_name_it_only(setup: Set
     token = await sign_in_by_wallet(setup, setup.sign_in)
     for operators in (frozenset[Address](), frozenset({KeyWallet.named("another wallet").address})):
         assert await setup.open_gateway(operators).find_session(token) is None
-    session = await setup.sign_in.find_session(token)
-    assert session is not None
-    assert session.wallet == WALLET
+    assert existing(await setup.sign_in.find_session(token)).wallet == WALLET
 
 
 async def test_a_wallet_session_deletes_what_has_expired(setup: Setup) -> None:

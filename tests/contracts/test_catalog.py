@@ -1,24 +1,20 @@
 """The contract of `Catalog`, on SQLite and on PostgreSQL."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.kit.clocks import Clock
-from tests.kit.listings import sample_listing
+from tests.kit.catalogs import CatalogHarness, numbered_listing, publish_all
 from tests.kit.metering import sample_metering
-from tests.kit.stores import write_reputation
+from tests.kit.narrowing import existing
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.catalog import (
     FACET_VALUES_MAX,
     TERMS_RETENTION_S,
-    Catalog,
     CatalogFacets,
     ListingQuery,
     ListingRange,
@@ -35,33 +31,11 @@ from tollway.storage.engine.encryption import Sealer
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)
 MINUTE = 60_000
-_NUMBERS = count(1)
-
-
-@dataclass
-class Setup:
-    catalog: Catalog
-    clock: Clock
-    neighbour: Catalog
-    """The catalog of another process over the same store."""
-    database: Database
-
-    async def know(self, listing: Listing, reputation: Reputation) -> None:
-        """Writes the quality and the ownership of a listing."""
-        await self.database.write(lambda connection: write_reputation(connection, listing.id, reputation))
 
 
 def make_listing(**changes: Any) -> Listing:
-    number = next(_NUMBERS)
-    plain = sample_listing(
-        id=ListingId(f"api_{number:026d}"),
-        provider=ALICE,
-        name=f"API {number}",
-        endpoint="https://api.example.com/v1",
-        networks=(BASE,),
-        created_ms=1_700_000_000_000,
-    )
-    return replace(plain, **changes)
+    plain: dict[str, Any] = {"endpoint": "https://api.example.com/v1", "networks": (BASE,)}
+    return numbered_listing(**{**plain, "created_ms": 1_700_000_000_000, **changes})
 
 
 FULL = make_listing(
@@ -97,53 +71,35 @@ FULL = make_listing(
 
 
 @pytest.fixture
-def setup(database: Database) -> Setup:
-    clock = Clock(1_700_000_000_000)
-    return Setup(
-        catalog=make_store(database, clock),
-        clock=clock,
-        neighbour=make_store(database, clock),
-        database=database,
-    )
-
-
-def make_store(database: Database, clock: Callable[[], int]) -> CatalogStore:
-    numbers = count()
-    sealer = Sealer(b"k" * 32, entropy=lambda size: next(numbers).to_bytes(size, "big"))
-    return CatalogStore(database, sealer=sealer, now_ms=clock, shared_clock=lambda connection, now_ms: now_ms)
+def setup(database: Database) -> CatalogHarness:
+    return CatalogHarness(database)
 
 
 @pytest.fixture
-def catalog(setup: Setup) -> Catalog:
+def catalog(setup: CatalogHarness) -> CatalogStore:
     return setup.catalog
 
 
-async def publish_all(catalog: Catalog, listings: Sequence[Listing]) -> None:
-    for listing in listings:
-        await catalog.publish(listing)
-
-
-async def names_of(catalog: Catalog, query: ListingQuery) -> list[str]:
+async def names_of(catalog: CatalogStore, query: ListingQuery) -> list[str]:
     page = await catalog.search(query)
     return [found.listing.name for found in page.found]
 
 
-async def test_finds_exactly_what_was_published(catalog: Catalog) -> None:
+async def test_finds_exactly_what_was_published(catalog: CatalogStore) -> None:
     await catalog.publish(FULL)
-    entry = await catalog.find(FULL.id)
-    assert entry is not None
+    entry = existing(await catalog.find(FULL.id))
     assert entry.listing == FULL
     assert entry.listing.charge_on is ChargeOn.ANSWERED
     assert entry.versions == (FULL.current_terms(since_ms=FULL.created_ms),)
 
 
-async def test_an_unknown_id_finds_nothing(catalog: Catalog) -> None:
+async def test_an_unknown_id_finds_nothing(catalog: CatalogStore) -> None:
     for odd in ("", "api_none", "\x00", "a" * 65, "äpi", "\udc80", "'; DROP TABLE listing; --"):
         assert await catalog.find(ListingId(odd)) is None, odd
         assert await catalog.terms_since(ListingId(odd), 0) == (), odd
 
 
-async def test_an_id_is_published_once(catalog: Catalog) -> None:
+async def test_an_id_is_published_once(catalog: CatalogStore) -> None:
     listing = make_listing()
     await catalog.publish(listing)
     with pytest.raises(StorageUnavailable):
@@ -151,45 +107,39 @@ async def test_an_id_is_published_once(catalog: Catalog) -> None:
     assert (await catalog.search(ListingQuery())).total == 1
 
 
-async def test_revise_replaces_every_field_and_counts(catalog: Catalog) -> None:
+async def test_revise_replaces_every_field_and_counts(catalog: CatalogStore) -> None:
     first = make_listing()
     await catalog.publish(first)
     changed = replace(FULL, id=first.id, revision=77)
     outcome = await catalog.revise(changed, expected_revision=1)
     assert outcome == Revised(listing=replace(changed, revision=2))
-    entry = await catalog.find(first.id)
-    assert entry is not None
+    entry = existing(await catalog.find(first.id))
     assert entry.listing == replace(changed, revision=2)
     plain = replace(first, updated_ms=first.updated_ms + MINUTE)
     assert isinstance(await catalog.revise(plain, expected_revision=2), Revised)
-    entry = await catalog.find(first.id)
-    assert entry is not None
+    entry = existing(await catalog.find(first.id))
     assert entry.listing == replace(plain, revision=3)  # secret and document are removed
 
 
-async def test_a_stale_revision_changes_nothing(catalog: Catalog) -> None:
+async def test_a_stale_revision_changes_nothing(catalog: CatalogStore) -> None:
     listing = make_listing()
     await catalog.publish(listing)
     await catalog.revise(replace(listing, name="second"), expected_revision=1)
     assert await catalog.revise(replace(listing, name="late"), expected_revision=1) == RevisionConflict(
         revision=2
     )
-    entry = await catalog.find(listing.id)
-    assert entry is not None
-    assert entry.listing.name == "second"
+    assert existing(await catalog.find(listing.id)).listing.name == "second"
     assert await catalog.revise(make_listing(), expected_revision=1) == RevisionConflict(revision=0)
 
 
-async def test_of_many_editors_one_wins(catalog: Catalog) -> None:
+async def test_of_many_editors_one_wins(catalog: CatalogStore) -> None:
     listing = make_listing()
     await catalog.publish(listing)
     edits = [replace(listing, name=f"edit {number}") for number in range(20)]
     outcomes = await asyncio.gather(*(catalog.revise(edit, expected_revision=1) for edit in edits))
     winners = [outcome for outcome in outcomes if isinstance(outcome, Revised)]
     assert len(winners) == 1
-    entry = await catalog.find(listing.id)
-    assert entry is not None
-    assert entry.listing == winners[0].listing
+    assert existing(await catalog.find(listing.id)).listing == winners[0].listing
     assert (await catalog.search(ListingQuery())).total == 1
 
 
@@ -210,46 +160,30 @@ TERMS_CHANGES: list[dict[str, Any]] = [
 ]
 
 
-async def test_new_terms_begin_when_they_differ(catalog: Catalog) -> None:
+async def test_new_terms_begin_when_they_differ(catalog: CatalogStore) -> None:
     for change in TERMS_CHANGES:
         listing = make_listing()
         await catalog.publish(listing)
         edited = replace(listing, updated_ms=listing.created_ms + MINUTE, **change)
         await catalog.revise(edited, expected_revision=1)
-        entry = await catalog.find(listing.id)
-        assert entry is not None
-        assert entry.versions == (
+        assert existing(await catalog.find(listing.id)).versions == (
             edited.current_terms(since_ms=edited.updated_ms),
             replace(listing.current_terms(since_ms=listing.created_ms), until_ms=edited.updated_ms),
         ), change
 
 
-async def test_other_edits_leave_the_terms(catalog: Catalog) -> None:
+async def test_other_edits_leave_the_terms(catalog: CatalogStore) -> None:
     listing = make_listing()
     await catalog.publish(listing)
     edited = replace(FULL, id=listing.id, updated_ms=listing.created_ms + MINUTE)
-    same = {
-        name: getattr(listing, name)
-        for name in (
-            "price",
-            "currency",
-            "networks",
-            "pay_to",
-            "metering",
-            "operations",
-            "other_paths",
-            "methods",
-            "charge_on",
-            "status",
-        )
-    }
+    kept = "price currency networks pay_to metering operations other_paths methods charge_on status"
+    same = {name: getattr(listing, name) for name in kept.split()}
     await catalog.revise(replace(edited, **same), expected_revision=1)
-    entry = await catalog.find(listing.id)
-    assert entry is not None
+    entry = existing(await catalog.find(listing.id))
     assert entry.versions == (listing.current_terms(since_ms=listing.created_ms),)
 
 
-async def test_what_a_document_describes_is_sold_where_other_paths_are_refused(catalog: Catalog) -> None:
+async def test_what_a_document_describes_is_sold_where_other_paths_are_refused(catalog: CatalogStore) -> None:
     before, after = ({"paths": {path: {"get": {}} for path in paths}} for paths in (["/a"], ["/a", "/b"]))
     listing = make_listing(other_paths="refuse", openapi=before)
     await catalog.publish(listing)
@@ -263,7 +197,7 @@ async def test_what_a_document_describes_is_sold_where_other_paths_are_refused(c
     assert (await catalog.terms_since(listing.id, 0))[0].described == ()
 
 
-async def test_a_clock_that_steps_back_never_ends_terms_before_they_began(catalog: Catalog) -> None:
+async def test_a_clock_that_steps_back_never_ends_terms_before_they_began(catalog: CatalogStore) -> None:
     listing = make_listing()
     await catalog.publish(listing)
     edited = replace(listing, pay_to=BOB, updated_ms=listing.created_ms - MINUTE)
@@ -272,7 +206,7 @@ async def test_a_clock_that_steps_back_never_ends_terms_before_they_began(catalo
     assert newest.since_ms == older.since_ms == older.until_ms == listing.created_ms
 
 
-async def test_terms_since_a_moment(catalog: Catalog) -> None:
+async def test_terms_since_a_moment(catalog: CatalogStore) -> None:
     listing = make_listing()
     await catalog.publish(listing)
     start = listing.created_ms
@@ -289,18 +223,17 @@ async def test_terms_since_a_moment(catalog: Catalog) -> None:
     assert await prices_since(21) == ["2"]
 
 
-async def test_a_catalog_entry_has_the_terms_of_two_days(setup: Setup) -> None:
+async def test_a_catalog_entry_has_the_terms_of_two_days(setup: CatalogHarness) -> None:
     listing = make_listing()
     await setup.catalog.publish(listing)
     edited = replace(listing, pay_to=BOB, updated_ms=listing.created_ms + MINUTE)
     await setup.catalog.revise(edited, expected_revision=1)
     setup.clock.ms = edited.updated_ms + TERMS_RETENTION_S * 1000
-    entry = await setup.catalog.find(listing.id)
-    assert entry is not None
+    entry = existing(await setup.catalog.find(listing.id))
     assert [terms.pay_to for terms in entry.versions] == [BOB, ALICE]
 
 
-async def test_suspended_listings_are_listed_until_they_are_retired(catalog: Catalog) -> None:
+async def test_suspended_listings_are_listed_until_they_are_retired(catalog: CatalogStore) -> None:
     one, other, served = make_listing(name="one"), make_listing(name="other"), make_listing(name="served")
     await publish_all(catalog, [one, other, served])
     await catalog.revise(replace(one, suspended_ms=5), expected_revision=1)
@@ -314,7 +247,7 @@ async def test_suspended_listings_are_listed_until_they_are_retired(catalog: Cat
     assert [each.id for each in await catalog.list_suspended()] == [one.id]
 
 
-async def test_a_range_has_the_public_listings_of_its_numbers(catalog: Catalog) -> None:
+async def test_a_range_has_the_public_listings_of_its_numbers(catalog: CatalogStore) -> None:
     assert await catalog.list_range(1, 5) == ListingRange(listings=(), last_number=0)
     listed = [make_listing(created_ms=number) for number in range(5)]
     await publish_all(catalog, listed)
@@ -325,7 +258,7 @@ async def test_a_range_has_the_public_listings_of_its_numbers(catalog: Catalog) 
     assert await catalog.list_range(2, 4) == ListingRange(listings=(times[3],), last_number=5)
 
 
-async def test_a_provider_lists_its_own_listings_suspended_ones_last(catalog: Catalog) -> None:
+async def test_a_provider_lists_its_own_listings_suspended_ones_last(catalog: CatalogStore) -> None:
     own = [make_listing(name=name, created_ms=number) for number, name in enumerate("abcd")]
     await publish_all(catalog, [*own, make_listing(provider=BOB)])
     await catalog.revise(replace(own[2], suspended_ms=5), expected_revision=1)
@@ -341,14 +274,12 @@ async def test_a_provider_lists_its_own_listings_suspended_ones_last(catalog: Ca
 
 
 @pytest.mark.parametrize("field", ["retired_ms", "suspended_ms"])
-async def test_retired_and_suspended_leave_lists_but_not_find(catalog: Catalog, field: str) -> None:
+async def test_retired_and_suspended_leave_lists_but_not_find(catalog: CatalogStore, field: str) -> None:
     listing = make_listing(name="weather", tags=("t",))
     await publish_all(catalog, [listing, make_listing()])
     gone = replace(listing, **{field: listing.created_ms + 1})
     await catalog.revise(gone, expected_revision=1)
-    entry = await catalog.find(listing.id)
-    assert entry is not None
-    assert entry.listing == replace(gone, revision=2)
+    assert existing(await catalog.find(listing.id)).listing == replace(gone, revision=2)
     others = await catalog.search(ListingQuery())
     assert (len(others.found), others.total) == (1, 1)
     assert listing.id not in {found.listing.id for found in others.found}
@@ -370,35 +301,32 @@ async def test_retired_and_suspended_leave_lists_but_not_find(catalog: Catalog, 
     assert (await catalog.search(ListingQuery(words="weather", tag="T"))).total == 1
 
 
-async def test_a_paused_listing_stays_in_lists(catalog: Catalog) -> None:
+async def test_a_paused_listing_stays_in_lists(catalog: CatalogStore) -> None:
     await catalog.publish(make_listing(status="paused"))
     assert (await catalog.search(ListingQuery())).total == 1
 
 
-async def test_a_change_by_this_gateway_is_visible_at_once(catalog: Catalog) -> None:
+async def test_a_change_by_this_gateway_is_visible_at_once(catalog: CatalogStore) -> None:
     listing = make_listing()
     assert await catalog.find(listing.id) is None
     await catalog.publish(listing)
     for revision in range(1, 5):
-        entry = await catalog.find(listing.id)
-        assert entry is not None
-        assert entry.listing.revision == revision
+        assert existing(await catalog.find(listing.id)).listing.revision == revision
         await catalog.revise(replace(listing, name=f"edit {revision}"), expected_revision=revision)
 
 
-async def test_a_change_by_another_gateway_is_visible_within_a_second(setup: Setup) -> None:
+async def test_a_change_by_another_gateway_is_visible_within_a_second(setup: CatalogHarness) -> None:
     listing = make_listing()
     await setup.catalog.publish(listing)
     await setup.catalog.find(listing.id)
     await setup.neighbour.revise(replace(listing, pay_to=BOB), expected_revision=1)
     setup.clock.ms += 1_000
-    entry = await setup.catalog.find(listing.id)
-    assert entry is not None
+    entry = existing(await setup.catalog.find(listing.id))
     assert entry.listing.pay_to == BOB
     assert [terms.pay_to for terms in entry.versions] == [BOB, ALICE]
 
 
-async def test_pages_newest_first(catalog: Catalog) -> None:
+async def test_pages_newest_first(catalog: CatalogStore) -> None:
     await publish_all(catalog, [make_listing(name=str(number)) for number in range(7)])
     assert await names_of(catalog, ListingQuery(limit=3)) == ["6", "5", "4"]
     assert await names_of(catalog, ListingQuery(limit=3, page=3)) == ["0"]
@@ -450,7 +378,7 @@ QUERIES: list[tuple[ListingQuery, list[str]]] = [
 ]
 
 
-async def test_filters_and_order(catalog: Catalog) -> None:
+async def test_filters_and_order(catalog: CatalogStore) -> None:
     await publish_all(catalog, SHELF)
     for query, names in QUERIES:
         page = await catalog.search(query)
@@ -462,6 +390,11 @@ async def test_filters_and_order(catalog: Catalog) -> None:
 def measured(success_ppm: int, *, calls: int = 100) -> Reputation:
     return Reputation(quality=Quality(calls=calls, success_ppm=success_ppm, p50_ms=10, p95_ms=90))
 
+
+USDC_ON_BASE, USDC_ON_OPTIMISM = (
+    NetworkCurrency(chain_id=chain_id, currency="USDC") for chain_id in (BASE, OPTIMISM)
+)
+ETH_ON_OPTIMISM = NetworkCurrency(chain_id=OPTIMISM, currency="ETH")
 
 STANDINGS = {
     "alpha": replace(measured(950_000), verified_ms=7),
@@ -487,18 +420,11 @@ GRADED: list[tuple[ListingQuery, list[str]]] = [
     (ListingQuery(min_success_rate=0.1, currency="USDC", sort="-price"), ["alpha", "Beta", "Zeta"]),
     (ListingQuery(min_success_rate=0.1, provider=BOB, sort="newest"), ["alpha"]),
     (ListingQuery(min_success_rate=0.1, network=OPTIMISM, sort="newest"), ["Beta"]),
-    (
-        ListingQuery(
-            verified=True,
-            network_currencies=(NetworkCurrency(chain_id=BASE, currency="USDC"),),
-            sort="newest",
-        ),
-        ["éclair", "alpha"],
-    ),
+    (ListingQuery(verified=True, network_currencies=(USDC_ON_BASE,), sort="newest"), ["éclair", "alpha"]),
 ]
 
 
-async def test_filters_by_what_is_known_of_a_listing(setup: Setup) -> None:
+async def test_filters_by_what_is_known_of_a_listing(setup: CatalogHarness) -> None:
     """Facts about a listing that lists do not contain do not make it visible."""
     suspended = make_listing(name="suspended")
     await publish_all(setup.catalog, [*SHELF, suspended])
@@ -515,7 +441,7 @@ async def test_filters_by_what_is_known_of_a_listing(setup: Setup) -> None:
             assert await setup.catalog.reputation(found.listing.id) == found.reputation
 
 
-async def test_relevance_is_weighed_by_measured_quality(setup: Setup) -> None:
+async def test_relevance_is_weighed_by_measured_quality(setup: CatalogHarness) -> None:
     """Among listings with the same match; a listing without quality is ranked as one with a rate of 0.82."""
     grades = {"worst": 0, "poor": 700_000, "unmeasured": None, "good": 850_000, "best": 1_000_000}
     newest_last = sorted(grades, key=lambda name: grades[name] or 0)
@@ -533,11 +459,6 @@ async def test_relevance_is_weighed_by_measured_quality(setup: Setup) -> None:
     assert (await names_of(setup.catalog, replace(query, skip=1, limit=1))) == ["good weather"]
 
 
-USDC_ON_BASE, USDC_ON_OPTIMISM = (
-    NetworkCurrency(chain_id=chain_id, currency="USDC") for chain_id in (BASE, OPTIMISM)
-)
-ETH_ON_OPTIMISM = NetworkCurrency(chain_id=OPTIMISM, currency="ETH")
-
 MARKETS: list[tuple[ListingQuery, list[str]]] = [
     (ListingQuery(network_currencies=()), []),
     (ListingQuery(network_currencies=(USDC_ON_BASE,)), ["operations", "both", "base"]),
@@ -553,7 +474,7 @@ MARKETS: list[tuple[ListingQuery, list[str]]] = [
 ]
 
 
-async def test_markets_find_what_is_sold_there_now(catalog: Catalog) -> None:
+async def test_markets_find_what_is_sold_there_now(catalog: CatalogStore) -> None:
     """A listing in two markets is found once; free, paused, retired and suspended ones never."""
     operation = Operation(method="GET", path="/v1", price=Price.parse("1"))
     paused = make_listing(name="paused", status="paused")
@@ -574,7 +495,7 @@ async def test_markets_find_what_is_sold_there_now(catalog: Catalog) -> None:
         assert page.total == (3 if query.skip else len(names)), query
 
 
-async def test_ties_have_one_order_everywhere(catalog: Catalog) -> None:
+async def test_ties_have_one_order_everywhere(catalog: CatalogStore) -> None:
     await publish_all(catalog, [make_listing(name="tie", description=number) for number in "123"])
 
     async def order(query: ListingQuery) -> str:
@@ -587,14 +508,14 @@ async def test_ties_have_one_order_everywhere(catalog: Catalog) -> None:
     assert await order(ListingQuery(words="tie", sort="relevance")) == "321"
 
 
-async def test_a_page_carries_no_secret_and_no_document(catalog: Catalog) -> None:
+async def test_a_page_carries_no_secret_and_no_document(catalog: CatalogStore) -> None:
     await catalog.publish(FULL)
     page = await catalog.search(ListingQuery())
     assert page.found[0].listing == replace(FULL, upstream_auth=None, openapi=None)
     assert page.found[0].match == ()
 
 
-async def test_reports_a_shared_payee(catalog: Catalog) -> None:
+async def test_reports_a_shared_payee(catalog: CatalogStore) -> None:
     listing = make_listing(provider=ALICE, pay_to=BOB)
     await catalog.publish(listing)
     assert not await catalog.is_payee_shared(BOB, ALICE)  # other listings of the same provider do not count
@@ -607,7 +528,7 @@ async def test_reports_a_shared_payee(catalog: Catalog) -> None:
 # ---- Facets.
 
 
-async def test_facets_count_visible_listings_by_tag_currency_and_network(catalog: Catalog) -> None:
+async def test_facets_count_visible_listings_by_tag_currency_and_network(catalog: CatalogStore) -> None:
     gone = make_listing(name="red", tags=("one",))
     await publish_all(
         catalog,
@@ -631,13 +552,13 @@ async def test_facets_count_visible_listings_by_tag_currency_and_network(catalog
     assert red.total == 2
 
 
-async def test_facets_of_a_search_that_finds_nothing_are_empty(catalog: Catalog) -> None:
+async def test_facets_of_a_search_that_finds_nothing_are_empty(catalog: CatalogStore) -> None:
     await catalog.publish(make_listing(name="red", tags=("one",)))
     for words in ("nothing", "", "  ", "'; DROP TABLE listing; --", "\u0000", "a" * 256):
         assert await catalog.count_facets(words) == CatalogFacets(), words
 
 
-async def test_facets_have_the_most_frequent_values(catalog: Catalog) -> None:
+async def test_facets_have_the_most_frequent_values(catalog: CatalogStore) -> None:
     listings = [
         make_listing(tags=(f"tag {number // 5}", f"only {number}")) for number in range(FACET_VALUES_MAX + 20)
     ]
@@ -647,7 +568,7 @@ async def test_facets_have_the_most_frequent_values(catalog: Catalog) -> None:
     assert found[:14] == tuple(sorted((f"tag {number}", 5) for number in range(14)))
 
 
-async def test_facets_of_a_gateway_with_verified_listings_only_count_those(setup: Setup) -> None:
+async def test_facets_of_a_gateway_with_verified_listings_only_count_those(setup: CatalogHarness) -> None:
     listing = make_listing(tags=("one",))
     await publish_all(setup.catalog, [listing, make_listing(tags=("two",))])
     await setup.know(listing, Reputation(verified_ms=7))
@@ -658,7 +579,7 @@ async def test_facets_of_a_gateway_with_verified_listings_only_count_those(setup
 
 
 async def test_facets_of_the_whole_catalog_are_a_second_old_at_most_and_never_older_than_an_own_change(
-    setup: Setup,
+    setup: CatalogHarness,
 ) -> None:
     listing = make_listing(tags=("one",))
     await setup.catalog.publish(listing)

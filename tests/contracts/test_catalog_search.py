@@ -1,71 +1,44 @@
 """Search by words, and the order without words: one result and one order on SQLite and on PostgreSQL."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from tests.kit.clocks import Clock
-from tests.kit.listings import sample_listing
-from tests.kit.stores import write_reputation
-from tollway.ids import Address, ChainId, ListingId
+from tests.kit.catalogs import CatalogHarness, numbered_listing, publish_all
+from tollway.ids import Address, ChainId
 from tollway.money import Price
-from tollway.registry.catalog import Catalog, Correction, ListingQuery, NetworkCurrency, Sort
+from tollway.registry.catalog import Correction, ListingQuery, NetworkCurrency, Sort
 from tollway.registry.listing import Listing, Operation
 from tollway.registry.quality import FAILED, Bucket, Quality, Reputation
 from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.catalog_tables import spelling_table
 from tollway.storage.catalog.reputation_store import QualityStore
 from tollway.storage.engine.database import Database
-from tollway.storage.engine.encryption import Sealer
 
 PROVIDER, OTHER = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
-_NUMBERS = count(1)
 
 
 def make_listing(name: str = "", description: str = "", **changes: Any) -> Listing:
-    number = next(_NUMBERS)
-    plain = sample_listing(
-        id=ListingId(f"api_{number:026d}"), provider=PROVIDER, endpoint="https://192.0.2.1"
+    """Without a domain, whose words would be searched too."""
+    return numbered_listing(
+        name=name, description=description, **{"endpoint": "https://192.0.2.1", **changes}
     )
-    return replace(plain, name=name or f"L{number}", description=description, **changes)
-
-
-@dataclass
-class Setup:
-    catalog: Catalog
-    database: Database
-
-    async def know(self, listing: Listing, reputation: Reputation) -> None:
-        await self.database.write(lambda connection: write_reputation(connection, listing.id, reputation))
 
 
 @pytest.fixture
-def setup(database: Database) -> Setup:
-    catalog = CatalogStore(
-        database,
-        sealer=Sealer(b"k" * 32, entropy=bytes),
-        now_ms=Clock(1_700_000_000_000),
-        shared_clock=lambda connection, now_ms: now_ms,
-    )
-    return Setup(catalog=catalog, database=database)
+def setup(database: Database) -> CatalogHarness:
+    return CatalogHarness(database)
 
 
 @pytest.fixture
-def catalog(setup: Setup) -> Catalog:
+def catalog(setup: CatalogHarness) -> CatalogStore:
     return setup.catalog
 
 
-async def publish_all(catalog: Catalog, listings: Sequence[Listing]) -> None:
-    for listing in listings:
-        await catalog.publish(listing)
-
-
-async def find_names(catalog: Catalog, words: str | None, **query: Any) -> list[str]:
+async def find_names(catalog: CatalogStore, words: str | None, **query: Any) -> list[str]:
     page = await catalog.search(ListingQuery(words=words, **query))
     return [found.listing.name for found in page.found]
 
@@ -159,7 +132,7 @@ WORDS: list[tuple[str, list[int], int]] = [
 ]
 
 
-async def test_a_search_finds_the_same_in_one_order_on_both_databases(catalog: Catalog) -> None:
+async def test_a_search_finds_the_same_in_one_order_on_both_databases(catalog: CatalogStore) -> None:
     await publish_all(catalog, TEXTS)
     by_id = {listing.id: number for number, listing in enumerate(TEXTS)}
     for words, numbers, with_all in WORDS:
@@ -184,7 +157,7 @@ UNDERSTOOD: list[tuple[str, tuple[str, ...], tuple[Correction, ...]]] = [
 ]
 
 
-async def test_a_misspelled_word_is_corrected_and_the_page_says_so(catalog: Catalog) -> None:
+async def test_a_misspelled_word_is_corrected_and_the_page_says_so(catalog: CatalogStore) -> None:
     await publish_all(catalog, TEXTS)
     for words, understood, corrections in UNDERSTOOD:
         page = await catalog.search(ListingQuery(words=words))
@@ -192,7 +165,7 @@ async def test_a_misspelled_word_is_corrected_and_the_page_says_so(catalog: Cata
         assert bool(page.total) == (words not in ("wethr", "cit7", "paris")), words
 
 
-async def test_a_word_is_corrected_to_the_word_of_most_visible_listings(catalog: Catalog) -> None:
+async def test_a_word_is_corrected_to_the_word_of_most_visible_listings(catalog: CatalogStore) -> None:
     gone = make_listing("tester")
     await publish_all(
         catalog, [make_listing("taster"), make_listing("tasted"), make_listing("taster two"), gone]
@@ -204,7 +177,7 @@ async def test_a_word_is_corrected_to_the_word_of_most_visible_listings(catalog:
         assert found == replacement, word
 
 
-async def test_a_match_names_the_fields_that_have_some_word(catalog: Catalog) -> None:
+async def test_a_match_names_the_fields_that_have_some_word(catalog: CatalogStore) -> None:
     document = {"paths": {"/doors": {"get": {"summary": "Opens"}}}}
     listings = [
         make_listing("red", "a red door", tags=("Red", "door")),
@@ -222,7 +195,7 @@ async def test_a_match_names_the_fields_that_have_some_word(catalog: Catalog) ->
     assert [found.match for found in page.found] == [("operations",)]
 
 
-async def test_an_edit_changes_what_is_found(catalog: Catalog) -> None:
+async def test_an_edit_changes_what_is_found(catalog: CatalogStore) -> None:
     listing = make_listing("old words")
     await catalog.publish(listing)
     await catalog.revise(replace(listing, name="new words"), expected_revision=1)
@@ -230,7 +203,7 @@ async def test_an_edit_changes_what_is_found(catalog: Catalog) -> None:
     assert await find_names(catalog, "new") == ["new words"]
 
 
-async def test_publications_and_edits_of_the_same_words_at_once_all_succeed(catalog: Catalog) -> None:
+async def test_publications_and_edits_of_the_same_words_at_once_all_succeed(catalog: CatalogStore) -> None:
     words = [f"{letter * 5}word" for letter in "abcdefgh"]
     old = [make_listing("old") for _ in range(6)]
     await publish_all(catalog, old)
@@ -246,7 +219,7 @@ async def test_publications_and_edits_of_the_same_words_at_once_all_succeed(cata
 # ---- Their order.
 
 
-async def test_listings_with_all_words_come_first_then_those_with_rarer_words(catalog: Catalog) -> None:
+async def test_listings_with_all_words_come_first_then_those_with_rarer_words(catalog: CatalogStore) -> None:
     listings = [make_listing(f"price {number}") for number in range(8)]
     ethereum, both = make_listing("Ethereum nodes"), make_listing("Chains", "ethereum and its price")
     await publish_all(catalog, [both, ethereum, *listings])
@@ -271,7 +244,7 @@ RANKS: list[tuple[str, list[tuple[str, str, tuple[str, ...]]], str]] = [
 ]
 
 
-async def test_ranks_by_field_and_length(catalog: Catalog) -> None:
+async def test_ranks_by_field_and_length(catalog: CatalogStore) -> None:
     for number, (about, texts, order) in enumerate(RANKS):
         word = "tide" + chr(ord("a") + number) * 2
         listings = [
@@ -288,7 +261,9 @@ async def test_ranks_by_field_and_length(catalog: Catalog) -> None:
         assert "".join(str(ids.index(found.listing.id)) for found in page.found) == order, about
 
 
-async def test_explicit_orders_list_those_with_all_words_or_else_those_with_some(catalog: Catalog) -> None:
+async def test_explicit_orders_list_those_with_all_words_or_else_those_with_some(
+    catalog: CatalogStore,
+) -> None:
     await publish_all(catalog, [make_listing("red door"), make_listing("door"), make_listing("red")])
     sorts: list[Sort] = ["newest", "name"]
     for sort in sorts:
@@ -297,7 +272,7 @@ async def test_explicit_orders_list_those_with_all_words_or_else_those_with_some
 
 
 async def test_pages_of_relevance_have_no_gap_beyond_the_ranked_candidates(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    catalog: CatalogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tollway.storage.catalog.word_search.RANKED_MAX", 6)
     all_words = [make_listing(f"red door {number}") for number in range(4)]
@@ -314,7 +289,7 @@ async def test_pages_of_relevance_have_no_gap_beyond_the_ranked_candidates(
     assert [one.listing.id for one in skipped.found] == seen[5:9]
 
 
-async def test_filters_hold_for_listings_with_some_words(catalog: Catalog) -> None:
+async def test_filters_hold_for_listings_with_some_words(catalog: CatalogStore) -> None:
     listings = [
         make_listing("red", tags=("a",)),
         make_listing("door", tags=("b",)),
@@ -326,7 +301,7 @@ async def test_filters_hold_for_listings_with_some_words(catalog: Catalog) -> No
     assert (page.total, page.total_all) == (2, 1)
 
 
-async def test_an_edit_changes_the_words_that_find_a_listing(catalog: Catalog) -> None:
+async def test_an_edit_changes_the_words_that_find_a_listing(catalog: CatalogStore) -> None:
     listing = make_listing("Zeppelin rides", tags=("sky",))
     await catalog.publish(listing)
     edited = replace(listing, name="Balloon rides", tags=("air",))
@@ -342,7 +317,7 @@ async def test_an_edit_changes_the_words_that_find_a_listing(catalog: Catalog) -
     assert await find_names(catalog, "rides") == []
 
 
-async def test_a_word_is_a_correction_until_its_last_listing_goes(setup: Setup) -> None:
+async def test_a_word_is_a_correction_until_its_last_listing_goes(setup: CatalogHarness) -> None:
     catalog = setup.catalog
     one, other = make_listing("Zeppelin rides"), make_listing("Zeppelins")
     await publish_all(catalog, [one, other])
@@ -357,7 +332,7 @@ async def test_a_word_is_a_correction_until_its_last_listing_goes(setup: Setup) 
     assert not words & {"zeppelin", "zeppelins", "rides"}
 
 
-async def test_publications_at_the_same_time_keep_each_others_words(catalog: Catalog) -> None:
+async def test_publications_at_the_same_time_keep_each_others_words(catalog: CatalogStore) -> None:
     listings = [make_listing(f"Weather station {number}", tags=("sky",)) for number in range(12)]
     await asyncio.gather(*map(catalog.publish, listings))
     edits = [replace(one, name=f"Weather balloon {number}") for number, one in enumerate(listings)]
@@ -385,7 +360,7 @@ FILTERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("exact_max", [0, 10_000], ids=["tested for each listing", "read as a set"])
 async def test_each_filter_holds_beside_words(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, exact_max: int
+    catalog: CatalogStore, monkeypatch: pytest.MonkeyPatch, exact_max: int
 ) -> None:
     for number, (query, having) in enumerate(FILTERS):
         word = f"word{number}x"
@@ -402,7 +377,7 @@ async def test_each_filter_holds_beside_words(
                 assert names == (wanted if sort == "name" else wanted[::-1]), (query, sort)
 
 
-async def test_a_success_rate_holds_beside_words_from_the_next_sum_on(setup: Setup) -> None:
+async def test_a_success_rate_holds_beside_words_from_the_next_sum_on(setup: CatalogHarness) -> None:
     listing, other = make_listing("Weather"), make_listing("Weather too")
     await publish_all(setup.catalog, [listing, other])
     quality = QualityStore(setup.database)
@@ -429,7 +404,7 @@ def measured(calls: int, rate: float = 1.0, *, verified: bool = False) -> Reputa
     return Reputation(quality=quality, verified_ms=7 if verified else None)
 
 
-async def test_the_score_counts_proof_quality_and_calls(setup: Setup) -> None:
+async def test_the_score_counts_proof_quality_and_calls(setup: CatalogHarness) -> None:
     standings = {
         "failing": measured(10_000, 0.1, verified=True),
         "few": measured(20, verified=True),
@@ -441,14 +416,9 @@ async def test_the_score_counts_proof_quality_and_calls(setup: Setup) -> None:
     await publish_all(setup.catalog, list(listings.values()))
     for name, reputation in standings.items():
         await setup.know(listings[name], reputation)
-    assert await find_names(setup.catalog, None) == ["often", "good", "unproved", "few", "failing"]
-    assert await find_names(setup.catalog, None, sort="newest") == [
-        "often",
-        "good",
-        "unproved",
-        "few",
-        "failing",
-    ]
+    for query in ({}, {"sort": "newest"}):
+        names = await find_names(setup.catalog, None, **query)
+        assert names == ["often", "good", "unproved", "few", "failing"]
 
 
 # listings with a score (named by it) and without (in the order of publishing) -> the list
@@ -463,9 +433,9 @@ MIXES: list[tuple[int, int, str]] = [
 ]
 
 
-async def test_each_fifth_place_has_a_listing_without_a_score_on_every_page(setup: Setup) -> None:
+async def test_each_fifth_place_has_a_listing_without_a_score_on_every_page(setup: CatalogHarness) -> None:
     for scored, unscored, mixed in MIXES:
-        tag = f"t{next(_NUMBERS)}"
+        tag = f"t{scored}-{unscored}"
         old = [make_listing(str(number), tags=(tag,)) for number in range(1, scored + 1)]
         new = [make_listing("abcdef"[number], tags=(tag,)) for number in range(unscored)]
         await publish_all(setup.catalog, [*old, *new])
@@ -480,7 +450,7 @@ async def test_each_fifth_place_has_a_listing_without_a_score_on_every_page(setu
 
 
 async def test_large_sets_are_mixed_by_the_index_of_the_score(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
+    setup: CatalogHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("catalog_facets", "catalog_search"):
         monkeypatch.setattr(f"tollway.storage.catalog.{module}.TOTAL_EXACT_MAX", 2)
@@ -494,7 +464,7 @@ async def test_large_sets_are_mixed_by_the_index_of_the_score(
         assert "".join(await find_names(setup.catalog, None, **query)) == "6543b21a"
 
 
-async def test_a_proof_that_ends_lowers_the_score(setup: Setup) -> None:
+async def test_a_proof_that_ends_lowers_the_score(setup: CatalogHarness) -> None:
     first, second = make_listing("first"), make_listing("second")
     await publish_all(setup.catalog, [first, second])
     await setup.know(first, measured(1_000, verified=True))
@@ -511,7 +481,9 @@ OWNED = Reputation(is_owned_by_another=True)
 MEASURED = Quality(calls=5_000, success_ppm=1_000_000, p50_ms=1, p95_ms=2)
 
 
-async def test_a_listing_whose_endpoint_another_wallet_owns_stands_behind_all_others(setup: Setup) -> None:
+async def test_a_listing_whose_endpoint_another_wallet_owns_stands_behind_all_others(
+    setup: CatalogHarness,
+) -> None:
     """Also where it is newer, fits better, and has better quality; with words, without, with a filter, and by meaning it keeps its place in the total."""
     catalog = setup.catalog
     own = [make_listing(f"Weather {number}", tags=("weather",)) for number in range(4)]
@@ -549,7 +521,7 @@ async def test_a_listing_whose_endpoint_another_wallet_owns_stands_behind_all_ot
     assert newest.found[0].listing.id == copies[2].id, "an order that a reader chooses is that order"
 
 
-async def test_a_catalog_of_owned_listings_alone_is_listed(setup: Setup) -> None:
+async def test_a_catalog_of_owned_listings_alone_is_listed(setup: CatalogHarness) -> None:
     copies = [make_listing("Weather") for _ in range(3)]
     await publish_all(setup.catalog, copies)
     for copy in copies:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.kit.clocks import Clock
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import of_type
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -72,8 +73,7 @@ def setup(database: Database) -> Setup:
 
 
 async def test_what_was_created_under_a_key_is_answered_again(setup: Setup) -> None:
-    begun = await setup.begin()
-    assert isinstance(begun, CreationBegun)
+    begun = of_type(CreationBegun, await setup.begin())
     assert await setup.publish(begun)
     assert await setup.begin() == answer_for("api_1")
     assert await setup.begin(body=b"b") == OtherRequest()
@@ -110,8 +110,7 @@ async def test_a_key_whose_creation_died_is_free_after_its_lease(setup: Setup) -
     """The creation that lost the key can neither create its listing nor free the key of the other."""
     slow = await setup.begin()
     setup.clock.ms += LEASE_MS
-    quick = await setup.begin(body=b"b")
-    assert isinstance(quick, CreationBegun)
+    quick = of_type(CreationBegun, await setup.begin(body=b"b"))
     assert not await setup.publish(slow, "api_slow")
     assert not await setup.has("api_slow")
     await setup.creations.release(slow)
@@ -159,8 +158,7 @@ async def test_a_key_is_remembered_for_a_day(setup: Setup) -> None:
     assert await setup.begin() == answer_for("api_1")
     assert await setup.creations.prune() == 0
     setup.clock.ms += 1
-    again = await setup.begin(body=b"b")
-    assert isinstance(again, CreationBegun)
+    again = of_type(CreationBegun, await setup.begin(body=b"b"))
     assert await setup.publish(again, "api_2")
     setup.clock.ms += DAY_MS
     assert await setup.creations.prune() == 1

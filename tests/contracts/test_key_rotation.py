@@ -10,6 +10,7 @@ from sqlalchemy import Connection, select, update
 
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, operator_origin
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import existing
 from tollway.ids import CallId, ListingId
 from tollway.ledger.ledger import StoredResponse
 from tollway.registry.catalog import Revised
@@ -55,8 +56,7 @@ class Gateway:
     async def check(self, listings: range, calls: range) -> None:
         """Every value is there and opens."""
         for number in listings:
-            entry = await self.catalog.find(listing(number).id)
-            assert entry is not None
+            entry = existing(await self.catalog.find(listing(number).id))
             assert entry.listing.upstream_auth == listing(number).upstream_auth
             assert entry.listing.forward_secret == listing(number).forward_secret
         for number in calls:
@@ -181,8 +181,7 @@ async def test_a_value_moved_to_another_row_is_lost_and_not_encrypted_again(data
     gateway = Gateway(database, NEW, OLD)
     found = await gateway.rotation.reencrypt(origin=operator_origin())
     assert found == counts(secrets=SealCount(current=1, lost=1, lost_ids=["api_2"]), reencrypted=1)
-    entry = await gateway.catalog.find(ListingId("api_2"))
-    assert entry is not None
+    entry = existing(await gateway.catalog.find(ListingId("api_2")))
     assert entry.listing.upstream_auth is not None
     assert entry.listing.upstream_auth.value is None
 
@@ -193,16 +192,14 @@ async def test_the_secrets_of_forwarded_calls_follow_the_key(database: Database)
         provider=PROVIDER, id=ListingId("api_1"), forward_signature="hmac-sha256", forward_secret=b"s" * 32
     )
     await before.catalog.publish(shared)
-    lost = await after.catalog.find(shared.id)
-    assert lost is not None
+    lost = existing(await after.catalog.find(shared.id))
     assert (lost.listing.forward_secret, lost.listing.is_secret_lost) == (None, True)
     assert await during.rotation.count() == counts(secrets=SealCount(older=1))
     # Another change of the listing, by a gateway without the key, leaves the secret as it is.
     await after.catalog.revise(replace(lost.listing, name="Other"), expected_revision=1)
     assert (await during.rotation.reencrypt(origin=operator_origin())).reencrypted == 1
     again = Gateway(database, NEW)
-    entry = await again.catalog.find(shared.id)
-    assert entry is not None
+    entry = existing(await again.catalog.find(shared.id))
     assert (entry.listing.name, entry.listing.forward_secret) == ("Other", b"s" * 32)
     await again.catalog.revise(
         replace(entry.listing, forward_signature="ed25519", forward_secret=None), expected_revision=2
@@ -254,10 +251,8 @@ async def test_a_secret_that_its_provider_changes_during_reencryption_is_kept(da
         await rotating.rotation.reencrypt(origin=operator_origin())
     last = Gateway(database, NEW)
     for number in range(count):
-        entry = await last.catalog.find(listing(number).id)
-        assert entry is not None
-        auth = entry.listing.upstream_auth
-        assert auth is not None
+        entry = existing(await last.catalog.find(listing(number).id))
+        auth = existing(entry.listing.upstream_auth)
         assert auth.value == f"{'secret' if number % 2 else 'other'} {number}"
 
 

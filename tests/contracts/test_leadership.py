@@ -20,6 +20,7 @@ from tests.kit.waits import DEADLINE_S, until
 from tollway.app.doctor_findings import Finding
 from tollway.app.lifecycle import App
 from tollway.cli.doctor import examine
+from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
 from tollway.limits import DEFAULT_LIMITS
 from tollway.observability.telemetry import Metrics
@@ -41,13 +42,7 @@ T = TypeVar("T")
 class Candidate:
     """A gateway that takes part in the election of the recovery duty."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        duty: Duty = Duty.SWEEPER,
-        owner_id: str = "",
-    ) -> None:
+    def __init__(self, database: Database, *, duty: Duty = Duty.SWEEPER, owner_id: str = "") -> None:
         self.terms = 0
         self.is_working = False
         self.heard: list[bool] = []
@@ -82,6 +77,13 @@ class Candidate:
             yield self
             running.cancel()
 
+    @contextlib.asynccontextmanager
+    async def leading(self) -> AsyncIterator["Candidate"]:
+        """It stands, and works already."""
+        async with self.standing():
+            await until(lambda: self.is_working)
+            yield self
+
 
 class AwayAtFirst(PostgresDatabase):
     """A node that does not respond until the test lets it."""
@@ -107,14 +109,27 @@ async def databases(postgres_url: str) -> AsyncIterator[list[PostgresDatabase]]:
         await database.close()
 
 
+def load_without_node(url: str, **given: str) -> Settings:
+    required = {"TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1", "TOLLWAY_SECRET_KEY": SECRET_KEY}
+    return load_with_fixed_limits({**required, "TOLLWAY_DATABASE_URL": url, **given})
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
 async def leader_process(database: Database, duty: Duty = Duty.SWEEPER) -> int | None:
     leader = (await find_leaders(database)).get(duty)
     return None if leader is None else leader.server_process
 
 
 async def test_a_single_gateway_leads(database: Database) -> None:
-    async with Candidate(database).standing() as one:
-        await until(lambda: one.is_working)
+    async with Candidate(database).leading() as one:
         assert one.leadership.is_leading
     assert not one.is_working
     assert one.heard == [True, False]
@@ -158,8 +173,7 @@ async def test_each_duty_has_a_leader_of_its_own(databases: list[PostgresDatabas
 async def test_a_leader_that_stops_is_followed_at_once(databases: list[PostgresDatabase]) -> None:
     one, two = Candidate(databases[0]), Candidate(databases[1])
     async with contextlib.AsyncExitStack() as stack:
-        async with one.standing():
-            await until(lambda: one.is_working)
+        async with one.leading():
             await stack.enter_async_context(two.standing())
         await until(lambda: two.is_working)
     assert one.heard == two.heard == [True, False]
@@ -172,13 +186,11 @@ async def test_another_takes_over_when_the_leader_is_gone(
     """The kernel closes the connection of a process that was killed; the server does the same to a session that an
     operator ends."""
     one, two = Candidate(databases[0]), Candidate(databases[1])
-    async with one.standing():
-        await until(lambda: one.is_working)
-        async with two.standing():
-            await end_session(postgres_url, await leader_process(databases[2]))
-            await until(lambda: one.heard[:2] == [True, False])
-            await until(lambda: one.is_working or two.is_working)
-            assert one.is_working != two.is_working
+    async with one.leading(), two.standing():
+        await end_session(postgres_url, await leader_process(databases[2]))
+        await until(lambda: one.heard[:2] == [True, False])
+        await until(lambda: one.is_working or two.is_working)
+        assert one.is_working != two.is_working
 
 
 @pytest.mark.postgres
@@ -200,8 +212,7 @@ async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[Po
         running = group.create_task(stalled.lead(work))
         await until(lambda: stalled.is_leading)
         two = Candidate(databases[1])
-        async with two.standing():
-            await until(lambda: two.is_working)
+        async with two.leading():
             assert stalled.is_leading  # it has not checked yet: two leaders for a moment
         running.cancel()
 
@@ -211,8 +222,7 @@ async def test_a_paused_leader_stops_its_work_at_its_next_check(
     databases: list[PostgresDatabase], postgres_url: str
 ) -> None:
     one = Candidate(databases[0])
-    async with one.standing():
-        await until(lambda: one.is_working)
+    async with one.leading():
         first = await leader_process(databases[2])
         await end_session(postgres_url, first)
         await until(lambda: one.terms == 2 and one.is_working)  # it is the only gateway: it leads again
@@ -251,8 +261,7 @@ async def test_a_leader_keeps_its_lead_by_making_sure(
 ) -> None:
     """The server counts the lease of a session from the end of its last statement. Each check of the lead is a statement in that session."""
     one = Candidate(databases[0])
-    async with one.standing():
-        await until(lambda: one.is_working)
+    async with one.leading():
         first = await leader_process(databases[2])
         for _ in range(3):
             before = await read_last_statement(postgres_url, first)
@@ -263,14 +272,10 @@ async def test_a_leader_keeps_its_lead_by_making_sure(
 
 
 async def read_last_statement(url: str, process: int | None) -> datetime:
-    connection = await asyncpg.connect(url)
-    try:
-        moment: datetime = await connection.fetchval(
-            "SELECT state_change FROM pg_stat_activity WHERE pid = $1", process
-        )
+    query = "SELECT state_change FROM pg_stat_activity WHERE pid = $1"
+    async with connected(url) as connection:
+        moment: datetime = await connection.fetchval(query, process)
         return moment
-    finally:
-        await connection.close()
 
 
 @pytest.mark.postgres
@@ -288,8 +293,7 @@ async def test_no_gateway_leads_during_an_outage_and_one_leads_after_it(postgres
 @pytest.mark.postgres
 async def test_lists_the_leaders_by_duty(databases: list[PostgresDatabase]) -> None:
     assert await find_leaders(databases[0]) == {}
-    async with Candidate(databases[0], duty=Duty.WATCHER).standing() as one:
-        await until(lambda: one.is_working)
+    async with Candidate(databases[0], duty=Duty.WATCHER).leading():
         told = await find_leaders(databases[1])
     assert list(told) == [Duty.WATCHER]
 
@@ -333,11 +337,8 @@ CHOICES = (
 
 
 def test_the_gateway_with_the_smallest_handicap_leads() -> None:
-    found = [
-        (held, wanted, others, choose_lock(held, wanted=wanted, others=others))
-        for held, wanted, others, _ in CHOICES
-    ]
-    assert found == list(CHOICES)
+    for held, wanted, others, chosen in CHOICES:
+        assert choose_lock(held, wanted=wanted, others=others) == chosen, (held, wanted, others)
 
 
 def test_for_every_set_of_lost_networks_one_gateway_with_the_most_networks_leads() -> None:
@@ -364,8 +365,7 @@ async def test_a_leader_without_a_network_gives_way_to_a_gateway_with_it(
     databases: list[PostgresDatabase],
 ) -> None:
     one, two = Candidate(databases[0]), Candidate(databases[1])
-    async with one.standing():
-        await until(lambda: one.is_working)
+    async with one.leading():
         async with two.standing():
             one.networks_away = 1
             await until(lambda: two.is_working and one.heard == [True, False])
@@ -381,16 +381,14 @@ async def test_no_leader_gives_way_to_an_equal_gateway(databases: list[PostgresD
     """When a network is unavailable to all, or another one to each, they do not alternate."""
     one, two = Candidate(databases[0]), Candidate(databases[1])
     two.networks_away = 1
-    async with one.standing():
-        await until(lambda: one.is_working)
-        async with two.standing():
-            one.networks_away = 1
-            await until_handicap(databases[2], 1)
-            await looks(one, two)
-            assert (one.heard, two.heard) == ([True], [])
-            one.networks_away = 0
-            await until_handicap(databases[2], 0)
-            assert one.terms == 1  # its work was not interrupted
+    async with one.leading(), two.standing():
+        one.networks_away = 1
+        await until_handicap(databases[2], 1)
+        await looks(one, two)
+        assert (one.heard, two.heard) == ([True], [])
+        one.networks_away = 0
+        await until_handicap(databases[2], 0)
+        assert one.terms == 1  # its work was not interrupted
 
 
 @pytest.mark.postgres
@@ -399,8 +397,7 @@ async def test_a_gateway_without_any_network_leads_when_it_is_the_only_one(
 ) -> None:
     one, two = Candidate(databases[0]), Candidate(databases[1])
     one.networks_away, two.networks_away = 2, 1
-    async with one.standing():
-        await until(lambda: one.is_working)
+    async with one.leading():
         async with two.standing():
             await until(lambda: two.is_working and not one.is_working)
         await until(lambda: one.is_working)
@@ -410,8 +407,7 @@ async def test_a_gateway_without_any_network_leads_when_it_is_the_only_one(
 async def test_the_only_gateway_leads_without_its_nodes(database: Database) -> None:
     one = Candidate(database)
     one.networks_away = 1
-    async with one.standing():
-        await until(lambda: one.is_working)
+    async with one.leading():
         assert one.leadership.is_leading
 
 
@@ -419,15 +415,8 @@ async def test_the_only_gateway_leads_without_its_nodes(database: Database) -> N
 async def test_a_gateway_process_without_its_nodes_gives_way(
     databases: list[PostgresDatabase], postgres_url: str
 ) -> None:
-    settings = load_with_fixed_limits(
-        {
-            "TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1",  # no node
-            "TOLLWAY_DATABASE_URL": postgres_url,
-            "TOLLWAY_SECRET_KEY": SECRET_KEY,
-            "TEST_LIMIT_LEADER_POLL_S": "0.01",
-            "TEST_LIMIT_LEADER_LEASE_S": "600",
-        }
-    )
+    limits = {"TEST_LIMIT_LEADER_POLL_S": "0.01", "TEST_LIMIT_LEADER_LEASE_S": "600"}
+    settings = load_without_node(postgres_url, **limits)
     async with App(settings) as app:
 
         def leads(duty: Duty) -> bool:
@@ -458,11 +447,8 @@ async def looks(*everybody: Candidate) -> None:
 
 
 async def end_session(url: str, process: int | None) -> None:
-    connection = await asyncpg.connect(url)
-    try:
+    async with connected(url) as connection:
         await connection.execute("SELECT pg_terminate_backend($1)", process)
-    finally:
-        await connection.close()
 
 
 # ---- `tollway gateway doctor`.
@@ -480,19 +466,11 @@ class Lent(PostgresDatabase):
 
 
 async def examine_leaders(url: str, database: Database) -> Finding:
-    settings = load_with_fixed_limits(
-        {
-            "TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1",
-            "TOLLWAY_DATABASE_URL": url,
-            "TOLLWAY_SECRET_KEY": SECRET_KEY,
-        }
-    )
-
     async def fetch_nothing(url: str) -> None:
         return None
 
     found = await examine(
-        settings,
+        load_without_node(url),
         database=database,
         chains=MemoryChain(),
         fetch_status=fetch_nothing,

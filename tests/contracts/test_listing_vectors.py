@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.kit.clocks import Clock
+from tests.kit.catalogs import open_catalog
 from tests.kit.listings import PROVIDER, sample_listing
+from tests.kit.narrowing import existing
 from tollway.ids import ListingId
 from tollway.registry.catalog import Revised
 from tollway.registry.listing import Listing
-from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.listing_vectors import (
     EMBEDDED_AT_ONCE,
     ChangedVectors,
@@ -20,7 +20,6 @@ from tollway.storage.catalog.listing_vectors import (
     write_vectors,
 )
 from tollway.storage.engine.database import Database
-from tollway.storage.engine.encryption import Sealer
 
 FIRST, SECOND = b"\x01" * 32, b"\x02" * 32
 DOCUMENT = {"openapi": "3.1.0", "paths": {"/rain": {"get": {"summary": "Rain by hour"}}}}
@@ -35,12 +34,7 @@ class Vectors:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.catalog = CatalogStore(
-            database,
-            sealer=Sealer(b"k" * 32, entropy=bytes),
-            now_ms=Clock(1_700_000_000_000),
-            shared_clock=lambda connection, now_ms: now_ms,
-        )
+        self.catalog = open_catalog(database)
 
     async def read_due(self) -> list[DueListing]:
         return await self._database.read(read_due)
@@ -75,8 +69,7 @@ async def test_an_embedded_listing_is_no_longer_due_and_its_vectors_are_a_change
     await vectors.catalog.publish(make_listing())
     await vectors.embed()
     assert await vectors.read_due() == []
-    found = await vectors.read_changes()
-    assert found is not None
+    found = existing(await vectors.read_changes())
     assert list(found.bits.values()) == [FIRST]
     assert await vectors.read_changes(found.change) is None
 
@@ -95,8 +88,7 @@ async def test_a_reader_misses_no_change(vectors: Vectors) -> None:
     for number in range(4):
         await vectors.catalog.publish(make_listing(number))
         await vectors.embed(bytes([number]) * 32)
-        found = await vectors.read_changes(seen)
-        assert found is not None
+        found = existing(await vectors.read_changes(seen))
         assert found.change > seen
         seen, bits = found.change, [*bits, *found.bits.values()]
     assert bits == [bytes([number]) * 32 for number in range(4)]
@@ -110,8 +102,7 @@ async def test_the_vectors_of_an_edited_listing_stay_until_it_is_embedded_again(
     assert await vectors.read_changes() == before
     assert [one.revision for one in await vectors.read_due()] == [2]
     await vectors.embed(SECOND)
-    found = await vectors.read_changes()
-    assert found is not None
+    found = existing(await vectors.read_changes())
     assert list(found.bits.values()) == [SECOND]
 
 
@@ -121,11 +112,9 @@ async def test_a_hidden_listing_loses_its_vectors_and_is_not_due(
 ) -> None:
     await vectors.catalog.publish(make_listing())
     await vectors.embed()
-    before = await vectors.read_changes()
-    assert before is not None
+    before = existing(await vectors.read_changes())
     await vectors.revise(make_listing(**hidden), 1)
-    found = await vectors.read_changes(before.change)
-    assert found is not None
+    found = existing(await vectors.read_changes(before.change))
     assert list(found.bits.values()) == [b""]
     assert await vectors.read_due() == []
 

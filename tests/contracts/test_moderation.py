@@ -3,6 +3,7 @@
 import pytest
 
 from tests.kit.ledger_records import operator_origin
+from tests.kit.narrowing import existing
 from tollway.ids import Address
 from tollway.registry.moderation import Moderation
 from tollway.storage.accounts.identity_store import ModerationStore
@@ -19,8 +20,7 @@ def moderation(database: Database) -> Moderation:
 async def test_a_block_holds_at_once_until_it_is_lifted(moderation: Moderation) -> None:
     assert moderation.find_block(ALICE) is None
     assert await moderation.block(ALICE, origin=operator_origin(1, reason="spam"))
-    block = moderation.find_block(ALICE)
-    assert block is not None
+    block = existing(moderation.find_block(ALICE))
     assert (block.wallet, block.since_ms, block.reason) == (ALICE, 1, "spam")
     assert moderation.find_block(BOB) is None
     assert await moderation.unblock(ALICE, origin=operator_origin(2))
@@ -37,9 +37,7 @@ async def test_a_second_block_has_its_own_reason(moderation: Moderation) -> None
     await moderation.block(ALICE, origin=operator_origin(1, reason="spam"))
     await moderation.unblock(ALICE, origin=operator_origin(2))
     await moderation.block(ALICE, origin=operator_origin(3, reason="stolen key"))
-    block = moderation.find_block(ALICE)
-    assert block is not None
-    assert block.reason == "stolen key"
+    assert existing(moderation.find_block(ALICE)).reason == "stolen key"
 
 
 async def test_unblocking_a_stranger_reports_it(moderation: Moderation) -> None:
@@ -57,12 +55,9 @@ async def test_a_block_by_another_process_is_visible_after_a_refresh(database: D
     await there.block(ALICE, origin=operator_origin(1, reason="spam"))
     assert here.find_block(ALICE) is None
     await here.refresh()
-    block = here.find_block(ALICE)
-    assert block is not None
+    block = existing(here.find_block(ALICE))
     assert block.reason == "spam"
     await there.unblock(ALICE, origin=operator_origin(2))
     await there.block(ALICE, origin=operator_origin(3, reason="more spam"))
     await here.refresh()
-    block = here.find_block(ALICE)
-    assert block is not None
-    assert block.reason == "more spam"
+    assert existing(here.find_block(ALICE)).reason == "more spam"

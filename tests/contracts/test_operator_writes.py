@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.kit.ledger_records import NOW_MS, claim_on, new_payment, operator_origin, tx_hash
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import existing, of_type
 from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin, RecordedAuditEntry
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address
@@ -57,9 +58,7 @@ class Stores:
         await PaymentLedgerStore(self.database).record_payments([new_payment(10)], now_ms=NOW_MS)
 
     async def suspend(self, origin: AuditOrigin) -> Listing:
-        changed = await suspend_listing(self.catalog, LISTING.id, origin=origin)
-        assert isinstance(changed, Listing)
-        return changed
+        return of_type(Listing, await suspend_listing(self.catalog, LISTING.id, origin=origin))
 
     async def list_audit_entries(self) -> list[tuple[str, str]]:
         return [(entry.kind, entry.target) for entry in await self.entries.list_audit_entries(limit=20)]
@@ -153,8 +152,7 @@ class refused_acts:
 
 
 async def read_state(stores: Stores) -> Any:
-    entry = await stores.open_catalog(now_ms=NOW_MS).find(LISTING.id)
-    assert entry is not None
+    entry = existing(await stores.open_catalog(now_ms=NOW_MS).find(LISTING.id))
     held = await stores.database.read(
         lambda connection: connection.scalar(
             payment_table.select().with_only_columns(payment_table.c.is_held)
@@ -167,14 +165,12 @@ async def read_state(stores: Stores) -> Any:
 async def test_the_reason_of_a_suspension_is_read_with_the_listing(stores: Stores) -> None:
     revised = await stores.suspend(operator_origin(5, reason="under review"))
     assert revised.suspended_reason == "under review"
-    entry = await stores.open_catalog().find(LISTING.id)
-    assert entry is not None
+    entry = existing(await stores.open_catalog().find(LISTING.id))
     assert (entry.listing.suspended_ms, entry.listing.suspended_reason) == (5, "under review")
     (suspended,) = await stores.catalog.list_suspended()
     assert suspended.reason == "under review"
     await restore_listing(stores.catalog, LISTING.id, origin=operator_origin(6, reason="checked"))
-    entry = await stores.open_catalog().find(LISTING.id)
-    assert entry is not None
+    entry = existing(await stores.open_catalog().find(LISTING.id))
     assert (entry.listing.suspended_ms, entry.listing.suspended_reason) == (None, "")
 
 
@@ -182,8 +178,7 @@ async def test_a_suspension_by_the_release_before_has_no_reason_of_an_older_one(
     await stores.suspend(operator_origin(5, reason="under review"))
     again = update(listing_table).values(suspended_ms=9)
     await stores.database.write(lambda connection: connection.execute(again))
-    entry = await stores.open_catalog().find(LISTING.id)
-    assert entry is not None
+    entry = existing(await stores.open_catalog().find(LISTING.id))
     assert (entry.listing.suspended_ms, entry.listing.suspended_reason) == (9, "")
 
 

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import existing, of_type
 from tollway.ids import Address, ChainId, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.catalog import Catalog, Revised
@@ -45,8 +46,7 @@ class Harness:
         return listing
 
     async def edit(self, listing: Listing, **changes: object) -> Listing:
-        entry = await self.catalog.find(listing.id)
-        assert entry is not None
+        entry = existing(await self.catalog.find(listing.id))
         changed = replace(entry.listing, **changes)  # type: ignore[arg-type] # the fields that a test names
         outcome = await self.catalog.revise(changed, expected_revision=entry.listing.revision)
         assert isinstance(outcome, Revised)
@@ -57,8 +57,7 @@ class Harness:
 
 
 def about(listing: Listing) -> Challenge:
-    endpoint = parse_endpoint(listing.endpoint, allow_private=True)
-    assert isinstance(endpoint, Endpoint)
+    endpoint = of_type(Endpoint, parse_endpoint(listing.endpoint, allow_private=True))
     return Challenge(
         listing_id=listing.id,
         origin=endpoint.origin,
@@ -96,8 +95,7 @@ async def test_the_count_of_failures_is_kept_and_the_seventh_ends_a_proof(harnes
     listing = await harness.publish()
     await harness.check(listing, "dns")
     for failures in range(1, 8):
-        known = await harness.check(listing)
-        assert known is not None
+        known = existing(await harness.check(listing))
         assert (known.failures, known.is_verified) == (failures, failures < 7)
 
 

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import existing
 from tests.kit.waits import DEADLINE_S, until
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import Catalog, ListingQuery
@@ -83,8 +84,7 @@ async def test_what_metered_calls_cost_is_summed_apart(setup: Setup) -> None:
     await setup.count(ONE, (FAST, 20), (cost, 15), day=TODAY - 1)
     await setup.count(ONE, (FAILED, 1), (cost, 5))
     assert await setup.book.update_sums([ONE], today=TODAY) == {ONE: 21}
-    quality = await setup.quality()
-    assert quality is not None
+    quality = existing(await setup.quality())
     assert (quality.calls, quality.costs) == (21, (share,))
     days = await setup.book.read_days(ONE, today=TODAY)
     assert days == {TODAY - 1: {FAST: 20}, TODAY: {FAILED: 1}}
@@ -110,8 +110,7 @@ async def test_sums_without_new_calls_expire(setup: Setup) -> None:
     assert await setup.book.find_outdated(today=later, count_max=1) == (ONE,)
     assert await setup.book.find_outdated(today=later, count_max=10) == (ONE, TWO)
     await setup.book.update_sums([ONE], today=later)
-    quality = await setup.quality()
-    assert quality is not None
+    quality = existing(await setup.quality())
     assert (quality.calls, quality.success_ppm) == (20, 1_000_000)
     assert await setup.book.find_outdated(today=later, count_max=10) == (TWO,)
     await setup.book.update_sums([ONE, TWO], today=TODAY + 30)
@@ -146,12 +145,9 @@ async def test_calls_of_an_unknown_listing_are_written_and_never_summed(setup: S
 async def test_quality_survives_an_edit(setup: Setup) -> None:
     await setup.count(ONE, (FAST, 20))
     await setup.book.update_sums([ONE], today=TODAY)
-    entry = await setup.catalog.find(ONE)
-    assert entry is not None
+    entry = existing(await setup.catalog.find(ONE))
     await setup.catalog.revise(replace(entry.listing, name="Another name"), expected_revision=1)
-    quality = await setup.quality()
-    assert quality is not None
-    assert quality.calls == 20
+    assert existing(await setup.quality()).calls == 20
 
 
 async def test_gateways_that_write_and_sum_up_at_once_lose_nothing(setup: Setup) -> None:

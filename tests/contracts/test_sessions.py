@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit.chain import MemoryChain
 from tests.kit.lookup_counter import LookupCounter
+from tests.kit.narrowing import existing
 from tests.kit.payer import KeyWallet
 from tollway.errors import Code, Refusal
 from tollway.identity.page_sessions import PageSession, PageSessionStore
@@ -175,9 +176,7 @@ async def test_the_use_of_a_page_session_never_moves_back(pages: PageSessionStor
     await pages.put_page_session(PAGE_SESSION)
     for moment_ms, expected_ms in ((NOW_MS + 5, NOW_MS + 5), (NOW_MS + 3, NOW_MS + 5)):
         await pages.mark_page_session_used(PAGE_SESSION.token_hash, now_ms=moment_ms)
-        found = await pages.find_page_session(PAGE_SESSION.token_hash)
-        assert found is not None
-        assert found.used_ms == expected_ms
+        assert existing(await pages.find_page_session(PAGE_SESSION.token_hash)).used_ms == expected_ms
     await pages.mark_page_session_used(b"\x04" * 32, now_ms=NOW_MS)
 
 

@@ -12,10 +12,11 @@ from tests.contracts.conftest import outlive
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CHAIN
 from tests.kit.ledger_records import claim_on, close_of
+from tests.kit.narrowing import existing
 from tests.kit.payer import Payer
 from tests.kit.span_trees import SpanTrees, TracedGateways, draw, open_traced_gateways, read_attributes
 from tests.kit.storage_faults import FaultyLedger
-from tests.kit.upstream import hang_up, plain, raw, say_nothing
+from tests.kit.upstream import Answerer, hang_up, plain, raw, say_nothing
 from tests.kit.waits import until
 from tests.observability.test_call_trace import make_sampler
 from tollway.errors import StorageUnavailable
@@ -30,10 +31,6 @@ NODE = f"chain {format_network(CHAIN)}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 SAMPLED_PART = 0.01
 BEYOND_COLUMN = 2**70  # larger than an integer column of either database
-
-
-async def call_free(gateways: TracedGateways) -> Exchange:
-    return await gateways.gateway.ask(listing="api_free")
 
 
 async def call_on_credit(gateways: TracedGateways) -> Exchange:
@@ -70,24 +67,9 @@ async def sign_an_authorization(gateways: TracedGateways) -> Exchange:
     return await make_payer(gateways).buy("GET", "/quote")
 
 
-async def lose_the_upstream(gateways: TracedGateways) -> Exchange:
-    gateways.gateway.upstream.answer = hang_up
-    return await call_on_new_payment(gateways)
-
-
-async def get_an_unpaid_error(gateways: TracedGateways) -> Exchange:
-    gateways.gateway.upstream.answer = plain(b"no", status=500)
-    return await call_on_new_payment(gateways)
-
-
-async def read_a_stream(gateways: TracedGateways) -> Exchange:
-    gateways.gateway.upstream.answer = raw(CHUNKED + b"5\r\nhello\r\n", b"1\r\n!\r\n0\r\n\r\n")
-    return await call_on_new_payment(gateways)
-
-
-async def read_a_cut_stream(gateways: TracedGateways) -> Exchange:
-    gateways.gateway.upstream.answer = raw(CHUNKED + b"5\r\nhello\r\n", close=True)
-    return await call_on_new_payment(gateways)
+async def call_on_new_payment(gateways: TracedGateways) -> Exchange:
+    payment = await gateways.gateway.pay(PRICE)
+    return await gateways.gateway.ask(headers=gateways.gateway.plain_proof(payment.tx_hash))
 
 
 async def leave_a_stream(gateways: TracedGateways) -> Exchange:
@@ -102,11 +84,6 @@ async def leave_a_stream(gateways: TracedGateways) -> Exchange:
     return exchange
 
 
-async def call_on_new_payment(gateways: TracedGateways) -> Exchange:
-    payment = await gateways.gateway.pay(PRICE)
-    return await gateways.gateway.ask(headers=gateways.gateway.plain_proof(payment.tx_hash))
-
-
 def make_payer(gateways: TracedGateways) -> Payer:
     payer = Payer(wallet=gateways.gateway.wallet, gateway=gateways.gateway)
     payer.fund(10 * PRICE)
@@ -115,9 +92,11 @@ def make_payer(gateways: TracedGateways) -> Payer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """One call, its tree below the root, and the attributes of some of its spans. A value of None: the attribute has some value."""
+    """One call, its tree below the root, and the attributes of some of its spans. A value of None: the attribute has some value. `upstream`:
+    its response, where it is not the usual one."""
 
-    act: Callable[[TracedGateways], Awaitable[Exchange]]
+    act: Callable[[TracedGateways], Awaitable[Exchange]] = call_on_new_payment
+    upstream: Answerer | None = None
     status: int
     tree: list[str]
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -125,7 +104,8 @@ class Story:
 
 COMMIT = {"tollway.commit.entries": 1, "tollway.commit.wait_us": None, "tollway.commit.write_us": None}
 SENT = ["tollway.dial", "tollway.claim", UPSTREAM]
-PAID = ["tollway.proof", "tollway.price", *SENT, "tollway.close"]
+PRICED = ["tollway.proof", "tollway.price"]
+PAID = [*PRICED, *SENT, "tollway.close"]
 STORIES: dict[str, Story] = {
     "unpaid": Story(
         act=lambda gateways: gateways.gateway.ask(),
@@ -152,7 +132,7 @@ STORIES: dict[str, Story] = {
         },
     ),
     "free": Story(
-        act=call_free,
+        act=lambda gateways: gateways.gateway.ask(listing="api_free"),
         status=200,
         tree=PAID,
         attributes={
@@ -192,16 +172,7 @@ STORIES: dict[str, Story] = {
     "an authorisation": Story(
         act=sign_an_authorization,
         status=200,
-        tree=[
-            "tollway.proof",
-            "tollway.price",
-            NODE,
-            "tollway.price",
-            *SENT,
-            "tollway.settle",
-            f"  {NODE}",
-            "  tollway.receipt",
-        ],
+        tree=[*PRICED, NODE, "tollway.price", *SENT, "tollway.settle", f"  {NODE}", "  tollway.receipt"],
         attributes={
             ROOT: {"tollway.rail": "x402", "tollway.outcome": "charged"},
             "tollway.proof": {"tollway.proof.kind": "eip3009_key"},
@@ -214,13 +185,13 @@ STORIES: dict[str, Story] = {
         },
     ),
     "an unpaid error": Story(
-        act=get_an_unpaid_error,
+        upstream=plain(b"no", status=500),
         status=500,
         tree=PAID,
         attributes={ROOT: {"tollway.outcome": "released"}, UPSTREAM: {"http.response.status_code": 500}},
     ),
     "a lost upstream": Story(
-        act=lose_the_upstream,
+        upstream=hang_up,
         status=504,
         tree=PAID,
         attributes={
@@ -229,7 +200,7 @@ STORIES: dict[str, Story] = {
         },
     ),
     "a stream": Story(
-        act=read_a_stream,
+        upstream=raw(CHUNKED + b"5\r\nhello\r\n", b"1\r\n!\r\n0\r\n\r\n"),
         status=200,
         tree=[*PAID, "tollway.stream"],
         attributes={
@@ -243,7 +214,7 @@ STORIES: dict[str, Story] = {
         },
     ),
     "a cut stream": Story(
-        act=read_a_cut_stream,
+        upstream=raw(CHUNKED + b"5\r\nhello\r\n", close=True),
         status=200,
         tree=[*PAID, "tollway.stream"],
         attributes={
@@ -269,6 +240,8 @@ STORIES: dict[str, Story] = {
 async def test_a_call_has_the_tree_of_its_story(database: Database, name: str) -> None:
     story = STORIES[name]
     async with open_traced_gateways(database) as gateways:
+        if story.upstream is not None:
+            gateways.gateway.upstream.answer = story.upstream
         answer = await story.act(gateways)
         assert answer.status == story.status
         trace = gateways.trees.traces[-1]
@@ -276,9 +249,8 @@ async def test_a_call_has_the_tree_of_its_story(database: Database, name: str) -
         for span, expected in story.attributes.items():
             found = read_attributes(trace, span)
             assert expected.keys() <= found.keys(), span
-            assert {
-                key: value for key, value in expected.items() if value is not None
-            }.items() <= found.items()
+            known = {key: value for key, value in expected.items() if value is not None}
+            assert known.items() <= found.items(), span
         check_nothing_personal(gateways)
 
 
@@ -322,9 +294,8 @@ async def test_settlement_recovery_has_a_trace_of_the_call_that_it_ends(database
             "tollway.settle.attempts": 1,
             "tollway.settle.fee_bumps": 0,
         }
-        (call,) = [
-            one for one in gateways.trees.find(ROOT) if "tollway.settle" in {span.name for span in one}
-        ]
+        calls = gateways.trees.find(ROOT)
+        (call,) = [one for one in calls if "tollway.settle" in {span.name for span in one}]
         assert call[0].context.trace_id != trace[0].context.trace_id
         check_nothing_personal(gateways)
 
@@ -344,11 +315,8 @@ async def test_the_reorg_watcher_has_a_trace_of_each_payment_that_left_with_its_
             "tollway.network": format_network(CHAIN),
             "error.type": "not_mined",
         }
-        call_id = answer.headers["tollway-call-id"]
-        assert read_attributes(trace, "tollway.call") == {
-            "tollway.call.id": call_id,
-            "tollway.outcome": "gone",
-        }
+        moved = {"tollway.call.id": answer.headers["tollway-call-id"], "tollway.outcome": "gone"}
+        assert read_attributes(trace, "tollway.call") == moved
         await gateways.watcher.check_once()
         assert len(gateways.trees.find("tollway.reorg_watcher")) == 1
         check_nothing_personal(gateways)
@@ -398,9 +366,7 @@ async def test_work_on_a_call_is_traced_where_the_call_was(database: Database, i
 async def test_an_unsampled_call_adds_nothing_to_what_the_writer_holds(database: Database) -> None:
     async with open_traced_gateways(database, ratio=SAMPLED_PART, random=1.0) as gateways:
         await call_on_credit(gateways)
-        held = gateways.gateways[0].ledger._group_commit._traces
-        assert held is not None
-        assert held._entries == {}
+        assert existing(gateways.gateways[0].ledger._group_commit._traces)._entries == {}
         assert gateways.trees.traces == []
 
 
@@ -408,8 +374,7 @@ async def test_the_writer_names_the_trace_of_an_entry_that_it_cannot_write(datab
     """It runs outside of the context of the call."""
     trees = SpanTrees()
     sampler = make_sampler(trees)
-    trace = sampler.start(ROOT, None, is_trusted=False)
-    assert trace is not None
+    trace = existing(sampler.start(ROOT, None, is_trusted=False))
     faulty = FaultyLedger(database, traces=sampler)
     await faulty.ledger.open()
     try:

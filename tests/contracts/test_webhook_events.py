@@ -68,6 +68,12 @@ class Ledger:
         assert claimed.epoch == 1
         return claim
 
+    async def open_call(self, **fields: Any) -> Any:
+        """A claim on a new payment, whose credit is taken."""
+        claim = await self.claim(await self.pay(), **fields)
+        await self.take()
+        return claim
+
     async def take(self) -> list[tuple[str, Address, str | None]]:
         """The events since the last look: type, wallet, state."""
         found = [
@@ -101,15 +107,13 @@ def ends(claim: Any, after: CallState = CallState.CONSUMED, **fields: Any) -> An
 
 
 async def charge(ledger: Ledger) -> None:
-    claim = await ledger.claim(await ledger.pay())
-    await ledger.take()
+    claim = await ledger.open_call()
     await ledger.books.close(ends(claim))
 
 
 async def charge_without_a_plain_end(ledger: Ledger) -> None:
     """No statement of plain ends takes this one, so the batch locks the rows of the call."""
-    claim = await ledger.claim(await ledger.pay())
-    await ledger.take()
+    claim = await ledger.open_call()
     await ledger.books.close(ends(claim, upstream_status=None))
 
 
@@ -124,8 +128,7 @@ FORMULA = Metering(
 async def charge_a_metered_call(ledger: Ledger) -> None:
     """The head makes no event: the price is not known yet."""
     metering = write_formulas((FORMULA,))
-    claim = await ledger.claim(await ledger.pay(), price_units=9, metering=metering)
-    await ledger.take()
+    claim = await ledger.open_call(price_units=9, metering=metering)
     await ledger.books.close(ends(claim, is_metered=True))
     assert await ledger.take() == []
     usage = Usage(actual_units=4, quantities=write_measured(Measured(((4,),))))
@@ -136,8 +139,7 @@ async def charge_a_metered_call(ledger: Ledger) -> None:
 async def charge_the_repeat_of_a_metered_call(ledger: Ledger) -> None:
     """The response of the first run was dropped before it had a price, so its charge made no event."""
     metering = write_formulas((FORMULA,))
-    claim = await ledger.claim(await ledger.pay(), price_units=9, metering=metering)
-    await ledger.take()
+    claim = await ledger.open_call(price_units=9, metering=metering)
     await ledger.books.close(ends(claim, is_metered=True))
     await ledger.books.finish_cut(finish_of(claim, is_cut=True))
     assert await ledger.books.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
@@ -149,42 +151,42 @@ async def charge_the_repeat_of_a_metered_call(ledger: Ledger) -> None:
 
 
 async def release(ledger: Ledger) -> None:
-    claim = await ledger.claim(await ledger.pay())
-    await ledger.take()
+    claim = await ledger.open_call()
     await ledger.books.close(ends(claim, CallState.RELEASED, upstream_status=500))
 
 
 async def hold(ledger: Ledger) -> Any:
-    claim = await ledger.claim(await ledger.pay())
-    await ledger.take()
+    claim = await ledger.open_call()
     await ledger.books.close(ends(claim, CallState.UNKNOWN, **HELD))
     return claim
 
 
-async def resolve_as(ledger: Ledger, after: CallState) -> None:
+async def hold_and_take(ledger: Ledger) -> Any:
     claim = await hold(ledger)
     await ledger.take()
+    return claim
+
+
+async def resolve_as(ledger: Ledger, after: CallState) -> None:
+    claim = await hold_and_take(ledger)
     assert await ledger.books.resolve(claim.call_id, after, now_ms=ledger.webhooks.now_ms)
 
 
 async def release_by_the_clock(ledger: Ledger) -> None:
-    await hold(ledger)
-    await ledger.take()
+    await hold_and_take(ledger)
     ledger.webhooks.now_ms += 25 * 3_600_000
     await ledger.books.renew_ownership(now_ms=ledger.webhooks.now_ms)
     assert await ledger.books.recover(now_ms=ledger.webhooks.now_ms) == 1
 
 
 async def charge_a_repeat(ledger: Ledger) -> None:
-    claim = await hold(ledger)
-    await ledger.take()
+    claim = await hold_and_take(ledger)
     assert await ledger.books.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
     await ledger.books.close(ends(claim, epoch=2))
 
 
 async def release_a_repeat(ledger: Ledger) -> None:
-    claim = await hold(ledger)
-    await ledger.take()
+    claim = await hold_and_take(ledger)
     assert await ledger.books.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
     await ledger.books.close(ends(claim, CallState.RELEASED, epoch=2, upstream_status=500))
 
@@ -316,11 +318,16 @@ async def test_both_wallets_of_a_call_have_an_event_with_an_id_of_its_own(ledger
     assert {Address(first.wallet), Address(second.wallet)} == {PROVIDER, PAYER}
 
 
-async def test_many_ends_of_one_batch_have_an_event_each(ledger: Ledger) -> None:
+async def charge_many(ledger: Ledger) -> list[Any]:
     payment = await ledger.pay()
-    await ledger.webhooks.activate(types=(CHARGED,))
     claims = await asyncio.gather(*(ledger.claim(payment) for _ in range(12)))
     await asyncio.gather(*(ledger.books.close(ends(claim)) for claim in claims))
+    return claims
+
+
+async def test_many_ends_of_one_batch_have_an_event_each(ledger: Ledger) -> None:
+    await ledger.webhooks.activate(types=(CHARGED,))
+    claims = await charge_many(ledger)
     events = await ledger.webhooks.new_events()
     assert sorted(event.subject for event in events) == sorted(claim.call_id for claim in claims)
 
@@ -330,12 +337,6 @@ async def test_a_fenced_end_has_no_event(ledger: Ledger) -> None:
     claim = await ledger.claim(await ledger.pay())
     await ledger.books.close(ends(claim, epoch=7))
     assert await ledger.take() == []
-
-
-async def charge_many(ledger: Ledger) -> None:
-    payment = await ledger.pay()
-    claims = await asyncio.gather(*(ledger.claim(payment) for _ in range(12)))
-    await asyncio.gather(*(ledger.books.close(ends(claim)) for claim in claims))
 
 
 @pytest.mark.parametrize("move", [charge, charge_many, hold, credit], ids=lambda one: one.__name__)
