@@ -2,14 +2,17 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from sqlalchemy import Connection, delete, event, insert, text
+from sqlalchemy import Connection, delete, insert, text
 from structlog.testing import capture_logs
 
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import existing, of_type
+from tests.kit.query_plans import read_plans
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId
 from tollway.money import Price
@@ -108,19 +111,15 @@ async def test_a_secret_that_does_not_open_stays_until_an_edit_sets_another(
     await harness.store.publish(LISTING)
     other = harness.open_store(b"o" * 32)
     lost = replace(LISTING, upstream_auth=replace(AUTH, value=None))
-    renamed = await other.revise(replace(lost, name="Renamed"), expected_revision=1)
-    assert isinstance(renamed, Revised)
+    renamed = of_type(Revised, await other.revise(replace(lost, name="Renamed"), expected_revision=1))
     assert renamed.listing.upstream_auth == lost.upstream_auth
     harness.now_ms += 10_000
-    kept = await harness.store.find(LISTING.id)
-    assert kept is not None
+    kept = existing(await harness.store.find(LISTING.id))
     assert (kept.listing.name, kept.listing.upstream_auth) == ("Renamed", AUTH)
 
     fresh = replace(AUTH, value="another")
     await other.revise(replace(lost, upstream_auth=fresh), expected_revision=2)
-    found = await other.find(LISTING.id)
-    assert found is not None
-    assert found.listing.upstream_auth == fresh
+    assert existing(await other.find(LISTING.id)).listing.upstream_auth == fresh
 
 
 async def test_a_busy_listing_costs_one_read_in_half_a_second(harness: Harness) -> None:
@@ -165,24 +164,17 @@ async def test_a_filtered_total_stops_at_ten_thousand(harness: Harness) -> None:
     assert (page.total, page.is_lower_bound, len(page.found)) == (10_000, True, 5)
     page = await harness.store.search(ListingQuery())
     assert (page.total, page.is_lower_bound) == (10_005, False)
-    ranked = [
-        found.listing.id
-        for number in range(1, 12)
-        for found in (
-            await harness.store.search(ListingQuery(words="weather", sort="relevance", limit=99, page=number))
-        ).found
-    ]
+    ranked = []
+    for number in range(1, 12):
+        query = ListingQuery(words="weather", sort="relevance", limit=99, page=number)
+        ranked += [found.listing.id for found in (await harness.store.search(query)).found]
     assert len(ranked) == len(set(ranked)) == 11 * 99  # across the edge of what is ranked, no gap, no repeat
 
 
 def multiply(connection: Connection, count: int) -> None:
     """Copies the listing in every table that searches read."""
-    columns = [
-        column["name"]
-        for column in connection.execute(text("SELECT name FROM pragma_table_info('listing')")).mappings()
-        if column["name"] not in ("seq", "id")
-    ]
-    names = ", ".join(columns)
+    columns = connection.scalars(text("SELECT name FROM pragma_table_info('listing')"))
+    names = ", ".join(name for name in columns if name not in ("seq", "id"))
     numbers = f"WITH RECURSIVE n (i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i <= {count})"
     connection.execute(
         text(
@@ -227,22 +219,8 @@ PLANS = [
 async def test_no_search_scans_or_sorts_the_catalog(harness: Harness, query: ListingQuery) -> None:
     await harness.store.publish(LISTING)
 
-    def explain(connection: Connection) -> list[str]:
-        statements: list[tuple[str, Any]] = []
-
-        def note(_c: object, _cursor: object, statement: str, parameters: Any, *_rest: object) -> None:
-            statements.append((statement, parameters))
-
-        event.listen(connection, "before_cursor_execute", note)
-        find_page(connection, query)
-        event.remove(connection, "before_cursor_execute", note)
-        return [
-            row[-1]
-            for statement, parameters in statements
-            for row in connection.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)
-        ]
-
-    plan = await harness.database.read(explain)
+    plans = await read_plans(harness.database, partial(find_page, query=query))
+    plan = [step for one in plans for step in one.split("; ")]
     scans = [step for step in plan if step.startswith("SCAN") and not step.startswith(HARMLESS)]
     assert not scans, plan
     assert not [step for step in plan if "TEMP B-TREE" in step], plan

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kit.listings import sample_listing
-from tollway.ids import Address, ChainId, ListingId
-from tollway.money import Price
+from tollway.ids import Address, ListingId
 from tollway.registry.listing import CatalogEntry
 from tollway.storage.catalog.catalog_store import FRESH_MS, REFRESH_MS, ListingCache
 
@@ -15,17 +14,14 @@ START = 1_000_000
 
 
 def make_entry(listing_id: str = ID, *, revision: int = 1) -> CatalogEntry:
-    listing = sample_listing(
-        id=ListingId(listing_id),
-        provider=Address(20),
-        name="x",
-        endpoint="https://x.example.com",
-        price=Price.parse("1"),
-        networks=(ChainId(1),),
-        created_ms=0,
-        revision=revision,
-    )
+    listing = sample_listing(id=ListingId(listing_id), provider=Address(20), revision=revision)
     return CatalogEntry(listing=listing, versions=())
+
+
+@pytest.fixture
+def cache() -> ListingCache:
+    """With one entry, as of START."""
+    return filled()
 
 
 def filled() -> ListingCache:
@@ -34,15 +30,13 @@ def filled() -> ListingCache:
     return cache
 
 
-def test_serves_what_is_fresh() -> None:
-    cache = filled()
+def test_serves_what_is_fresh(cache: ListingCache) -> None:
     assert cache.find(ID, now_ms=START) == make_entry()
     assert cache.find(ID, now_ms=START + REFRESH_MS - 1) == make_entry()
     assert cache.find(ListingId("api_2"), now_ms=START) is None
 
 
-def test_one_caller_checks_while_the_others_get_the_cached_entry() -> None:
-    cache = filled()
+def test_one_caller_checks_while_the_others_get_the_cached_entry(cache: ListingCache) -> None:
     assert cache.find(ID, now_ms=START + REFRESH_MS) == "stale"
     assert cache.find(ID, now_ms=START + REFRESH_MS) == make_entry()
     assert cache.find(ID, now_ms=START + FRESH_MS) == "stale"  # never older than a second
@@ -50,9 +44,10 @@ def test_one_caller_checks_while_the_others_get_the_cached_entry() -> None:
 
 @pytest.mark.parametrize("look_ms", [0, 1, 300, 700, 1_500])
 @pytest.mark.parametrize("interval_ms", [1, 7, 100, 499, 600])
-def test_no_entry_is_served_a_second_after_a_change(look_ms: int, interval_ms: int) -> None:
+def test_no_entry_is_served_a_second_after_a_change(
+    cache: ListingCache, look_ms: int, interval_ms: int
+) -> None:
     """Another gateway changes the listing repeatedly; this one reads it in intervals, and checks take time."""
-    cache = filled()
     changed_ms = {1: START}
     looks: list[tuple[int, int, int]] = []  # begin, end, revision
     for now_ms in range(START, START + 6_000, interval_ms):
@@ -76,15 +71,13 @@ def test_the_promised_second() -> None:
     assert REFRESH_MS < FRESH_MS == 1_000
 
 
-def test_after_a_failed_check_the_next_caller_checks() -> None:
-    cache = filled()
+def test_after_a_failed_check_the_next_caller_checks(cache: ListingCache) -> None:
     assert cache.find(ID, now_ms=START + REFRESH_MS) == "stale"
     cache.end_check(ID)
     assert cache.find(ID, now_ms=START + REFRESH_MS) == "stale"
 
 
-def test_a_confirmed_entry_is_fresh_since_the_begin_of_the_check() -> None:
-    cache = filled()
+def test_a_confirmed_entry_is_fresh_since_the_begin_of_the_check(cache: ListingCache) -> None:
     later = START + REFRESH_MS
     assert cache.find(ID, now_ms=later) == "stale"
     assert cache.confirm(ID, 1, read_ms=later, writes=0) == make_entry()
@@ -103,14 +96,12 @@ def test_a_clock_that_steps_back_makes_stale() -> None:
     assert filled().find(ID, now_ms=START - 1) == "stale"
 
 
-def test_an_own_write_is_visible_at_once() -> None:
-    cache = filled()
+def test_an_own_write_is_visible_at_once(cache: ListingCache) -> None:
     cache.forget(ID)
     assert cache.find(ID, now_ms=START) is None
 
 
-def test_a_read_before_an_own_write_is_not_kept_after_it() -> None:
-    cache = filled()
+def test_a_read_before_an_own_write_is_not_kept_after_it(cache: ListingCache) -> None:
     writes = cache.writes
     cache.forget(ID)
     cache.keep(make_entry(), weight=0, read_ms=START, writes=writes)
@@ -151,8 +142,7 @@ def test_after_a_restore_no_older_entry_is_served() -> None:
     assert len(cache) == 0
 
 
-def test_a_newer_revision_replaces_the_entry() -> None:
-    cache = filled()
+def test_a_newer_revision_replaces_the_entry(cache: ListingCache) -> None:
     newer = replace(make_entry(), listing=replace(make_entry().listing, revision=2))
     cache.keep(newer, weight=0, read_ms=START, writes=0)
     assert cache.find(ID, now_ms=START) == newer

@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
 from tests.kit.file_modes import UMASKS, read_modes, umask
+from tests.kit.narrowing import existing
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, TxHash
 from tollway.ledger.records import CallState
@@ -184,8 +185,7 @@ async def set_pragma(database: SqliteDatabase, pragma: str) -> None:
     """Sets a pragma of the writer's connection outside a transaction: a read-only connection cannot begin one."""
 
     def change() -> None:
-        driver = database.connect_writer().connection.driver_connection
-        assert driver is not None
+        driver = existing(database.connect_writer().connection.driver_connection)
         driver.execute(f"PRAGMA {pragma}").close()
 
     await database._writer.run(change)
