@@ -5,6 +5,7 @@ import pytest
 from eth_account import Account
 from eth_account.messages import encode_defunct
 
+from tests.kit.narrowing import problem_of
 from tollway.chain.port import ContractResult
 from tollway.errors import ChainUnavailable, Code, Refusal, describe_rate
 from tollway.identity.signatures import eip191_digest
@@ -21,6 +22,12 @@ async def invited(harness, wallet, *, uri: str | None = None, address: Address |
     return challenge.format_message(address=address or wallet.address, chain_id=CHAIN)
 
 
+@pytest.fixture
+async def text(harness, wallet) -> str:
+    """A sign-in message of the wallet."""
+    return await invited(harness, wallet)
+
+
 def signed(wallet, text: str) -> bytes:
     return wallet.sign(eip191_digest(text.encode()))
 
@@ -35,15 +42,12 @@ async def opened(harness, text: str, signature: bytes):
     return await harness.sign_in.open_session(text=text, signature=signature, client_address="192.0.2.1")
 
 
-async def test_a_signed_message_opens_a_session_that_can_be_closed(harness, wallet) -> None:
-    text = await invited(harness, wallet)
+async def test_a_signed_message_opens_a_session_that_can_be_closed(harness, wallet, text) -> None:
     admission = await opened(harness, text, signed(wallet, text))
     assert (admission.address, admission.expires_in_s) == (wallet.address, 86_400)
     assert (await harness.sign_in.find_session(admission.token)).address == wallet.address
     await harness.sign_in.close_session(admission.token)
-    with pytest.raises(Refusal) as caught:
-        await harness.sign_in.find_session(admission.token)
-    assert caught.value.problem.code is Code.SESSION_EXPIRED
+    assert (await problem_of(harness.sign_in.find_session(admission.token))).code is Code.SESSION_EXPIRED
     with pytest.raises(Refusal):
         await harness.sign_in.close_session(admission.token)
 
@@ -55,8 +59,7 @@ async def test_a_wallet_of_eth_account_signs_the_text_as_it_is(harness) -> None:
     assert str((await opened(harness, text, signature)).address) == account.address
 
 
-async def test_the_token_is_kept_only_as_its_hash(harness, wallet) -> None:
-    text = await invited(harness, wallet)
+async def test_the_token_is_kept_only_as_its_hash(harness, wallet, text) -> None:
     admission = await opened(harness, text, signed(wallet, text))
     (kept,) = await harness.stores.read_rows(session_table)
     assert kept.token_hash == hashlib.sha256(admission.token.encode()).digest()
@@ -64,14 +67,12 @@ async def test_the_token_is_kept_only_as_its_hash(harness, wallet) -> None:
     assert admission.token not in repr(admission)
 
 
-async def test_a_message_counts_once(harness, wallet) -> None:
-    text = await invited(harness, wallet)
+async def test_a_message_counts_once(harness, wallet, text) -> None:
     await opened(harness, text, signed(wallet, text))
     assert await refusal_of(harness, text, signed(wallet, text)) == (Code.NONCE_REUSED, "invalid_siwx_nonce")
 
 
-async def test_fifty_racers_with_one_message_get_one_session(harness, wallet) -> None:
-    text = await invited(harness, wallet)
+async def test_fifty_racers_with_one_message_get_one_session(harness, wallet, text) -> None:
     outcomes = await asyncio.gather(
         *(opened(harness, text, signed(wallet, text)) for _ in range(50)), return_exceptions=True
     )
@@ -80,8 +81,7 @@ async def test_fifty_racers_with_one_message_get_one_session(harness, wallet) ->
     assert len(await harness.stores.read_rows(session_table)) == 1
 
 
-async def test_a_refused_signature_spends_nothing(harness, wallet, other_wallet) -> None:
-    text = await invited(harness, wallet)
+async def test_a_refused_signature_spends_nothing(harness, wallet, text, other_wallet) -> None:
     wrong = {
         "another wallet": signed(other_wallet, text),
         "another text": signed(wallet, text + " "),
@@ -125,8 +125,7 @@ async def test_a_message_for_something_else_opens_nothing(
     ("late_ms", "code"),
     [(299_999, None), (300_000, Code.SIGNATURE_EXPIRED), (-5_001, Code.SIGNATURE_EXPIRED)],
 )
-async def test_a_message_is_good_for_five_minutes(harness, wallet, late_ms: int, code) -> None:
-    text = await invited(harness, wallet)
+async def test_a_message_is_good_for_five_minutes(harness, wallet, text, late_ms: int, code) -> None:
     harness.clock.now_ms += late_ms
     if code is None:
         await opened(harness, text, signed(wallet, text))
@@ -144,14 +143,11 @@ async def test_a_nonce_for_another_uri_opens_no_session(harness, wallet) -> None
     "uri", ["https://evil.example/", "", "https://gw.example.com/" + "x" * 1024, "/api/v2/apis"]
 )
 async def test_no_nonce_is_given_for_a_foreign_uri(harness, uri: str) -> None:
-    with pytest.raises(Refusal) as caught:
-        await harness.sign_in.create_challenge(uri)
-    assert caught.value.problem.code is Code.VALIDATION_FAILED
+    assert (await problem_of(harness.sign_in.create_challenge(uri))).code is Code.VALIDATION_FAILED
     assert await harness.stores.read_rows(signin_nonce_table) == []
 
 
-async def test_a_session_ends_after_a_day(harness, wallet) -> None:
-    text = await invited(harness, wallet)
+async def test_a_session_ends_after_a_day(harness, wallet, text) -> None:
     token = (await opened(harness, text, signed(wallet, text))).token
     harness.clock.now_ms += 86_399_999
     await harness.sign_in.find_session(token)
@@ -162,9 +158,7 @@ async def test_a_session_ends_after_a_day(harness, wallet) -> None:
 
 @pytest.mark.parametrize("token", ["", "x", "é" * 43, "a" * 43, "a" * 44, "a" * 42 + "\n"])
 async def test_a_token_that_is_not_ours_finds_nothing(harness, token: str) -> None:
-    with pytest.raises(Refusal) as caught:
-        await harness.sign_in.find_session(token)
-    assert caught.value.problem.code is Code.SESSION_EXPIRED
+    assert (await problem_of(harness.sign_in.find_session(token))).code is Code.SESSION_EXPIRED
 
 
 class TestContracts:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.narrowing import of_type
 from tollway.errors import Code, Problem
 from tollway.identity.siwe import (
     SignInMessage,
@@ -203,8 +204,7 @@ class TestSiwx:
             "signatureScheme": "eip191",
             "somethingNew": {"a": 1},
         }
-        proof = read_siwx(encoded(PAYLOAD | more))
-        assert isinstance(proof, SignInProof)
+        proof = of_type(SignInProof, read_siwx(encoded(PAYLOAD | more)))
         assert asdict(proof.message) == asdict(MESSAGE) | {
             "statement": "Sign in",
             "expiration_time": "2026-11-21T06:05:39.446Z",
@@ -243,8 +243,7 @@ class TestSiwx:
         ],
     )
     def test_refuses(self, change, reason: str) -> None:
-        problem = read_siwx(encoded(PAYLOAD | change))
-        assert isinstance(problem, Problem)
+        problem = of_type(Problem, read_siwx(encoded(PAYLOAD | change)))
         assert (problem.code, problem.reason) == (Code.INVALID_SIGNATURE, f"invalid_siwx_{reason}")
 
     @pytest.mark.parametrize(
@@ -263,9 +262,7 @@ class TestSiwx:
         ],
     )
     def test_an_invalid_payload_is_refused(self, header: str) -> None:
-        problem = read_siwx(header)
-        assert isinstance(problem, Problem)
-        assert problem.reason == "invalid_siwx_payload"
+        assert of_type(Problem, read_siwx(header)).reason == "invalid_siwx_payload"
 
     @pytest.mark.parametrize("missing", sorted(PAYLOAD))
     def test_every_member_must_be_there(self, missing: str) -> None:
