@@ -9,6 +9,7 @@ import pytest
 
 import tollway
 from tests.kit.file_modes import UMASKS, umask
+from tests.kit.narrowing import existing
 from tollway.chain.networks import FINALITY_DEPTH, NetworkProfile
 from tollway.config.settings import (
     CLIENT_NAMES,
@@ -32,6 +33,7 @@ GAS_KEY = "0x" + "4d" * 32
 RPC_TOKEN = "0x" + "12" * 20
 DEVELOPMENT_KEY = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"
 OPTIMISM = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\n'
+SEPOLIA = '[[networks]]\npreset = "base-sepolia"\nrpc_urls = ["https://n.example"]'
 TWO_NODES = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example", "https://m.example"]\nagreement_min = 2\n'
 PUBLIC = {"TOLLWAY_LISTEN": "0.0.0.0:80", "TOLLWAY_SECRET_KEY": KEY}
 WALLET = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
@@ -42,11 +44,14 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def write_private(name: str | Path, text: str) -> None:
+    Path(name).write_text(text)
+    Path(name).chmod(0o600)
+
+
 def load(environment: dict[str, str] | None = None, toml: str | None = None) -> Settings:
     if toml is not None:
-        path = Path("tollway.toml")
-        path.write_text(toml)
-        path.chmod(0o600)
+        write_private("tollway.toml", toml)
     return load_settings({**RPC, **(environment or {})})
 
 
@@ -261,21 +266,14 @@ def test_reports_all_problems_at_once() -> None:
 
 
 def test_a_rule_between_settings_runs_beside_refused_values_of_other_settings() -> None:
-    found = problems(
-        {
-            "TOLLWAY_LOG_LEVEL": "loud",
-            "TOLLWAY_ADMIN_LISTEN": "127.0.0.1:8402",
-            "TOLLWAY_REGISTRATION": "allowlist",
-        },
-        '[[networks]]\npreset = "bass"\n[[networks]]\npreset = "base-sepolia"\nrpc_urls = ["https://n.example"]',
-    )
-    assert [line.partition(":")[0] for line in found] == [
-        "TOLLWAY_LOG_LEVEL",
-        "networks[0]",
-        "networks",
-        "admin_listen",
-        "allowlist",
-    ]
+    environment = {
+        "TOLLWAY_LOG_LEVEL": "loud",
+        "TOLLWAY_ADMIN_LISTEN": "127.0.0.1:8402",
+        "TOLLWAY_REGISTRATION": "allowlist",
+    }
+    found = problems(environment, f'[[networks]]\npreset = "bass"\n{SEPOLIA}')
+    named = ["TOLLWAY_LOG_LEVEL", "networks[0]", "networks", "admin_listen", "allowlist"]
+    assert [line.partition(":")[0] for line in found] == named
 
 
 def test_a_rule_whose_setting_is_refused_does_not_run() -> None:
@@ -364,13 +362,10 @@ def test_refuses_a_finality_depth_that_a_payment_may_exceed() -> None:
 
 
 def test_variable_replaces_the_nodes_of_a_preset_in_the_file() -> None:
-    settings = load(
-        toml='[[networks]]\npreset = "base"\nconfirmations = 5\nrpc_urls = ["https://old.example"]'
-    )
-    assert len(settings.networks) == 1
-    assert settings.networks[0].rules.confirmations == ((0, 5),)
-    assert settings.networks[0].agreement_min == 1
-    assert settings.networks[0].rpc_urls[0].get_secret_value() == RPC["TOLLWAY_RPC_BASE"]
+    toml = '[[networks]]\npreset = "base"\nconfirmations = 5\nrpc_urls = ["https://old.example"]'
+    (network,) = load(toml=toml).networks
+    assert (network.rules.confirmations, network.agreement_min) == (((0, 5),), 1)
+    assert network.rpc_urls[0].get_secret_value() == RPC["TOLLWAY_RPC_BASE"]
 
 
 def test_limits_are_overridden_by_name() -> None:
@@ -417,20 +412,14 @@ def test_lists_and_maxima_from_the_environment() -> None:
 
 
 def test_secrets_never_show() -> None:
-    shown = repr(
-        load(
-            {
-                "TOLLWAY_SECRET_KEY": KEY,
-                "TOLLWAY_DATABASE_URL": "postgresql://u:pa55@h/n",
-                "TOLLWAY_RATE_LIMIT_URL": "redis://:pa66@cache.example",
-            }
-        )
-    )
+    environment = {
+        "TOLLWAY_SECRET_KEY": KEY,
+        "TOLLWAY_DATABASE_URL": "postgresql://u:pa55@h/n",
+        "TOLLWAY_RATE_LIMIT_URL": "redis://:pa66@cache.example",
+    }
+    shown = repr(load(environment))
     for secret in ("pa55", "pa66", "hush-hush", KEY, repr(bytes.fromhex(KEY))):
         assert secret not in shown
-
-
-def test_a_node_url_is_not_repeated_in_an_error() -> None:
     assert "hush" not in "\n".join(problems({"TOLLWAY_RPC_BASE": "ftp://node/hush"}))
 
 
@@ -447,22 +436,18 @@ def test_the_key_file_is_made_once_private_and_read_again(mask: int) -> None:
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 def test_a_key_file_that_others_can_read_is_refused(mode: int) -> None:
+    Path("gas.key").write_text(GAS_KEY)
+    os.chmod("gas.key", mode)
+    assert "chmod 600" in "\n".join(problems({"TOLLWAY_GAS_KEYS_BASE": "gas.key"}))
     ensure_secret_key(load())
     os.chmod("tollway.sqlite3.key", mode)
     assert "chmod 600" in "\n".join(problems())
 
 
 def test_a_key_file_of_ones_own_serves_on_a_public_address() -> None:
-    path = Path("key")
-    path.write_text(KEY)
-    path.chmod(0o600)
-    settings = load(
-        {
-            "TOLLWAY_SECRET_KEY_FILE": "key",
-            "TOLLWAY_LISTEN": "[::]:80",
-            "TOLLWAY_PUBLIC_URL": "https://gw.example.com",
-        }
-    )
+    write_private("key", KEY)
+    of_file = {"TOLLWAY_SECRET_KEY_FILE": "key", "TOLLWAY_LISTEN": "[::]:80"}
+    settings = load({**of_file, "TOLLWAY_PUBLIC_URL": "https://gw.example.com"})
     assert settings.secret_key == Secret(bytes.fromhex(KEY))
     assert str(settings.listen) == "[::]:80"
 
@@ -470,8 +455,7 @@ def test_a_key_file_of_ones_own_serves_on_a_public_address() -> None:
 @pytest.mark.parametrize("source", ["environment", "toml", "file"])
 def test_the_first_of_several_keys_is_the_one_in_use(source: str) -> None:
     text = f"{KEY}\n  {OLD_KEY}\n"
-    Path("key").write_text(text)
-    Path("key").chmod(0o600)
+    write_private("key", text)
     environment, toml = {
         "environment": ({"TOLLWAY_SECRET_KEY": text}, ""),
         "toml": ({}, f'secret_key = "{KEY} {OLD_KEY}"'),
@@ -549,9 +533,7 @@ def test_a_network_names_the_factories_that_may_deploy_a_wallet(line: str, expec
     ],
 )
 def test_a_network_without_known_factories_allows_none(network: str) -> None:
-    path = Path("tollway.toml")
-    path.write_text(f'[[networks]]\n{network}rpc_urls = ["https://n.example"]\n')
-    path.chmod(0o600)
+    write_private("tollway.toml", f'[[networks]]\n{network}rpc_urls = ["https://n.example"]\n')
     assert load_settings({}).networks[0].settlement.wallet_factories == ()
 
 
@@ -580,8 +562,7 @@ def test_other_contracts_are_no_factories(value: str, problem: str) -> None:
 
 def test_gas_keys_come_from_hex_from_files_and_from_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "gas.key"
-    path.write_text("0x" + "5e" * 32 + "\n")
-    path.chmod(0o600)
+    write_private(path, "0x" + "5e" * 32 + "\n")
     settings = load(
         {"TOLLWAY_GAS_KEYS_BASE": f"{GAS_KEY}, {path}", "TOLLWAY_X402": "off"},
         OPTIMISM + f'gas_keys = ["{path}"]\nsettlement_min = "0.02"\ngas_price_max_gwei = 0.5\n'
@@ -613,19 +594,10 @@ def test_the_budget_of_a_network_and_its_block_time_are_the_operators_to_say() -
     assert network.block_time_s == network.settlement.block_time_s == 0.5
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_a_gas_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "gas.key"
-    path.write_text(GAS_KEY)
-    path.chmod(mode)
-    assert "chmod 600" in "\n".join(problems({"TOLLWAY_GAS_KEYS_BASE": str(path)}))
-
-
 def test_a_command_that_signs_nothing_leaves_the_files_of_gas_keys_out(tmp_path: Path) -> None:
     missing = f'gas_keys = ["/run/credentials/tollway.service/gas.key", "{GAS_KEY}"]'
     config = tmp_path / "tollway.toml"
-    config.write_text(OPTIMISM + missing)
-    config.chmod(0o600)
+    write_private(config, OPTIMISM + missing)
     environment = {**RPC, "TOLLWAY_GAS_KEYS_BASE": str(tmp_path / "gas.key")}
     settings = load_settings(environment, config=config, gas_key_files="leave_out")
     assert [len(network.settlement.gas_keys) for network in settings.networks] == [1, 0]
@@ -652,13 +624,9 @@ def test_a_development_key_serves_on_a_test_network() -> None:
 
 
 def test_neither_gas_keys_nor_headers_of_a_facilitator_ever_show() -> None:
-    toml = (
-        OPTIMISM
-        + 'facilitator = {url = "https://f.example/x402", settle_headers = {Authorization = "Bearer hush"}}'
-    )
-    settings = load({"TOLLWAY_GAS_KEYS_BASE": GAS_KEY}, toml)
-    facilitator = settings.networks[0].settlement.facilitator
-    assert facilitator is not None
+    toml = 'facilitator = {url = "https://f.example/x402", settle_headers = {Authorization = "Bearer hush"}}'
+    settings = load({"TOLLWAY_GAS_KEYS_BASE": GAS_KEY}, OPTIMISM + toml)
+    facilitator = existing(settings.networks[0].settlement.facilitator)
     assert facilitator.settle_headers == (("Authorization", "Bearer hush"),)
     assert GAS_KEY[2:] not in repr(settings)
     assert "hush" not in repr(facilitator)
@@ -667,18 +635,12 @@ def test_neither_gas_keys_nor_headers_of_a_facilitator_ever_show() -> None:
 
 
 def test_a_token_of_ones_own_names_its_domain_and_a_known_one_keeps_it() -> None:
-    usdc = "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"
-    settings = load(
-        toml=OPTIMISM
-        + f'assets = [{{symbol = "EURC", token = "{WALLET}", decimals = 6, name = "EURC", version = "2"}},'
-        f'{{symbol = "USDC", token = "{usdc}", decimals = 6}}, {{symbol = "DAI", token = "{RPC_TOKEN}", decimals = 18}}]'
+    assets = (
+        f'assets = [{{symbol = "EURC", token = "{WALLET}", decimals = 6, name = "EURC", version = "2"}},'
+        f'{{symbol = "USDC", token = "{OPTIMISM_USDC}", decimals = 6}}, {{symbol = "DAI", token = "{RPC_TOKEN}", decimals = 18}}]'
     )
-    domains = [asset.domain for asset in settings.networks[0].rules.assets]
-    assert domains == [
-        TokenDomain(name="EURC", version="2"),
-        TokenDomain(name="USD Coin", version="2"),
-        None,
-    ]
+    domains = [asset.domain for asset in load(toml=OPTIMISM + assets).networks[0].rules.assets]
+    assert domains == [TokenDomain(name="EURC", version="2"), TokenDomain(name="USD Coin", version="2"), None]
 
 
 # ---- Public facts of a network.
@@ -700,11 +662,8 @@ def test_a_preset_has_the_public_facts_of_its_network() -> None:
 
 def test_the_public_facts_of_a_network_can_be_set_and_removed() -> None:
     set_all = profile_of('name = "OP"\nexplorer_url = "https://e.example/op/"\nwallet_rpc_url = ""')
-    assert (set_all.name, set_all.explorer_url, set_all.wallet_rpc_url) == (
-        "OP",
-        "https://e.example/op",
-        None,
-    )
+    assert (set_all.name, set_all.explorer_url) == ("OP", "https://e.example/op")
+    assert set_all.wallet_rpc_url is None
 
 
 def test_a_network_without_a_preset_has_its_id_as_name() -> None:
@@ -718,10 +677,7 @@ def test_a_network_without_a_preset_has_its_id_as_name() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        'name = ""',
-        f'name = "{"x" * 41}"',
-        "name = 7",
-        'name = "a\\nb"',
+        *('name = ""', f'name = "{"x" * 41}"', "name = 7", 'name = "a\\nb"'),
         'explorer_url = "basescan.org"',
         'explorer_url = "javascript:alert(1)"',
         'explorer_url = "https://user:key@e.example"',

@@ -146,10 +146,15 @@ def test_no_environment_of_the_compose_file_has_a_secret(services: dict[str, Any
     assert used == set(document["secrets"])
 
 
-def test_every_service_of_the_compose_file_is_confined(services: dict[str, Any]) -> None:
+def test_every_service_of_the_compose_file_is_confined_and_a_gateway_writes_nowhere(
+    services: dict[str, Any],
+) -> None:
     for name, service in services.items():
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
+    for name in GATEWAYS:
+        assert services[name]["read_only"]
+        assert "volumes" not in services[name]
     added = {name: service["cap_add"] for name, service in services.items() if "cap_add" in service}
     assert set(added) == {"postgres", "caddy"}
     assert added["caddy"] == ["NET_BIND_SERVICE"]
@@ -188,19 +193,15 @@ def test_every_file_that_the_compose_file_mounts_exists(services: dict[str, Any]
     assert [path for path in mounted if not (DEPLOY / path).exists()] == []
 
 
-def test_prometheus_reads_the_admin_address_of_each_gateway(services: dict[str, Any]) -> None:
+def test_prometheus_reads_the_admin_address_of_each_gateway_and_keeps_the_traces_of_buckets(
+    services: dict[str, Any],
+) -> None:
     (job,) = read(DEPLOY / "prometheus" / "prometheus.yml")["scrape_configs"]
     targets = job["static_configs"][0]["targets"]
     port = services["gateway-1"]["environment"]["TOLLWAY_ADMIN_LISTEN"].rpartition(":")[2]
     assert targets == [f"{name}:{port}" for name in services if name.startswith("gateway-")]
     assert job["job_name"] == "tollway"
-
-
-def test_a_gateway_of_the_compose_file_writes_nowhere(services: dict[str, Any]) -> None:
-    for name in GATEWAYS:
-        assert services[name]["read_only"]
-        assert services[name]["cap_drop"] == ["ALL"]
-        assert "volumes" not in services[name]
+    assert "--enable-feature=exemplar-storage" in services["prometheus"]["command"]
 
 
 def test_no_image_has_a_tag_that_moves(services: dict[str, Any]) -> None:
@@ -235,20 +236,13 @@ def settings_of_the_manifests() -> Settings:
     return load_settings(values, config=None)
 
 
-def test_a_gateway_starts_on_the_settings_of_the_manifests() -> None:
+def test_a_gateway_starts_on_the_settings_of_the_manifests_once_they_are_filled_in() -> None:
     settings = settings_of_the_manifests()
     assert settings.public_url == "https://gateway.example.com"
     assert settings.trusted_proxies == ("10.0.0.0/24",)
-
-
-def test_what_must_be_filled_in_is_refused_as_it_stands() -> None:
     secret = of_kind("Secret")["stringData"]
     marked = [name for name, value in secret.items() if value.startswith("REPLACE")]
     assert marked == ["TOLLWAY_SECRET_KEY", "TOLLWAY_GAS_KEYS_BASE"]
-
-
-def test_prometheus_of_compose_keeps_the_traces_of_buckets(services: dict[str, Any]) -> None:
-    assert "--enable-feature=exemplar-storage" in services["prometheus"]["command"]
 
 
 def test_prometheus_gives_the_pods_the_job_of_the_rules() -> None:

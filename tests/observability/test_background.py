@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from tests.kit.narrowing import existing
 from tests.kit.waits import until
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.observability.background import (
@@ -49,9 +50,7 @@ async def wait_forever() -> None:
 
 
 def count_cancellations() -> int:
-    task = asyncio.current_task()
-    assert task is not None
-    return task.cancelling()
+    return existing(asyncio.current_task()).cancelling()
 
 
 async def test_the_trap_of_task_groups_is_there_below_python_3_13_only() -> None:

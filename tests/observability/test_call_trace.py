@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.narrowing import existing
 from tollway.ids import CallId, format_id
 from tollway.observability.call_trace import (
     ATTRIBUTES,
@@ -57,9 +58,7 @@ def make_sampler(sink: SpanSink, *, ratio: float = 1.0, drawn: float = 0.0) -> T
 
 
 def start(sink: Sink) -> CallTrace:
-    trace = make_sampler(sink).start("GET /x", None, is_trusted=False)
-    assert trace is not None
-    return trace
+    return existing(make_sampler(sink).start("GET /x", None, is_trusted=False))
 
 
 @pytest.mark.parametrize(
@@ -211,8 +210,7 @@ def test_the_id_of_a_sampled_call_is_in_the_sampled_part_and_others_are_sampled_
     entropies = [sha256(b"%d" % number).digest()[:10] for number in range(2_000)]
     sink = Sink()
     sampler = make_sampler(sink, ratio=ratio)
-    trace = sampler.start("GET /x", SAMPLED, is_trusted=True)
-    assert trace is not None
+    trace = existing(sampler.start("GET /x", SAMPLED, is_trusted=True))
     plain = [make_call_id(entropy) for entropy in entropies]
     marked = [make_call_id(trace.mark_entropy(entropy)) for entropy in entropies]
     assert all(sampler.covers(call_id) for call_id in marked)
