@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.chain import MemoryChain
+from tests.kit.narrowing import of_type
 from tollway.chain import tokens
 from tollway.chain.port import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
 from tollway.chain.signer import GasKey, SignedTransaction
@@ -69,8 +70,7 @@ async def test_a_sent_transfer_moves_the_money_once(chain) -> None:
     signed = sign()
     assert not (await look(chain)).simulation.reverted
     assert await chain.send_transaction(CHAIN, signed.raw) is None
-    facts = await chain.fetch_facts(CHAIN, signed.tx_hash)
-    assert isinstance(facts, ChainFacts)
+    facts = of_type(ChainFacts, await chain.fetch_facts(CHAIN, signed.tx_hash))
     assert tokens.has_settled(facts.logs, token=TOKEN, payer=PAYER, payee=PAYEE, base_units=10, nonce=NONCE)
     assert facts.fee_wei
     assert (chain.balance(CHAIN, TOKEN, PAYER), chain.balance(CHAIN, TOKEN, PAYEE)) == (5, 10)
@@ -91,8 +91,7 @@ async def test_the_rules_of_the_token_hold(chain, changes: dict[str, int]) -> No
     assert (await look(chain, **changes)).simulation.reverted
     signed = sign(**changes)
     await chain.send_transaction(CHAIN, signed.raw)
-    facts = await chain.fetch_facts(CHAIN, signed.tx_hash)
-    assert isinstance(facts, ChainFacts)
+    facts = of_type(ChainFacts, await chain.fetch_facts(CHAIN, signed.tx_hash))
     assert (facts.succeeded, facts.logs) == (False, ())
     assert not (await look(chain)).is_used
 
@@ -105,9 +104,7 @@ async def test_an_idle_chain_simulates_at_its_next_block(early_s: int, is_taken:
     assert (await look(chain, valid_after=valid_after)).simulation.reverted is not is_taken
     signed = sign(valid_after=valid_after)
     await chain.send_transaction(CHAIN, signed.raw)
-    facts = await chain.fetch_facts(CHAIN, signed.tx_hash)
-    assert isinstance(facts, ChainFacts)
-    assert facts.succeeded is is_taken
+    assert of_type(ChainFacts, await chain.fetch_facts(CHAIN, signed.tx_hash)).succeeded is is_taken
 
 
 async def test_two_in_one_block_share_one_balance(chain) -> None:
@@ -134,22 +131,19 @@ async def test_a_higher_fee_replaces_a_waiting_transaction_and_a_lower_one_is_re
     chain.is_automining = False
     signed, bumped = sign(), sign(max_fee_wei=2 * 10**9)
     await chain.send_transaction(CHAIN, signed.raw)
-    refused = await chain.send_transaction(CHAIN, sign(max_fee_wei=10**9 + 1).raw)
-    assert isinstance(refused, SendRefused)
+    refused = of_type(SendRefused, await chain.send_transaction(CHAIN, sign(max_fee_wei=10**9 + 1).raw))
     assert refused.fault is SendFault.UNDERPRICED
     assert await chain.send_transaction(CHAIN, bumped.raw) is None
     chain.mine_sent(CHAIN)
     assert isinstance(await chain.fetch_facts(CHAIN, bumped.tx_hash), ChainFacts)
     assert await chain.fetch_facts(CHAIN, signed.tx_hash) == NotMined(chain_id=CHAIN, is_pending=False)
-    refused = await chain.send_transaction(CHAIN, signed.raw)
-    assert isinstance(refused, SendRefused)
+    refused = of_type(SendRefused, await chain.send_transaction(CHAIN, signed.raw))
     assert refused.fault is SendFault.NONCE_TOO_LOW
 
 
 async def test_a_key_without_gas_is_refused(chain) -> None:
     chain.fund_gas(CHAIN, KEY.address, 1)
-    refused = await chain.send_transaction(CHAIN, sign().raw)
-    assert isinstance(refused, SendRefused)
+    refused = of_type(SendRefused, await chain.send_transaction(CHAIN, sign().raw))
     assert refused.fault is SendFault.INSUFFICIENT_FUNDS
 
 
@@ -177,8 +171,7 @@ async def test_a_transfer_can_pass_simulation_and_fail_in_its_block(chain) -> No
     assert not (await look(chain)).simulation.reverted
     signed = sign()
     await chain.send_transaction(CHAIN, signed.raw)
-    facts = await chain.fetch_facts(CHAIN, signed.tx_hash)
-    assert isinstance(facts, ChainFacts)
+    facts = of_type(ChainFacts, await chain.fetch_facts(CHAIN, signed.tx_hash))
     assert not facts.succeeded
     chain.refuse_transfer(CHAIN, PAYER, NONCE)
     assert (await look(chain)).simulation.reverted

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.narrowing import of_type
 from tollway.chain.port import ChainFacts, NotMined, SendFault
 from tollway.chain.responses import (
     BlockHeader,
@@ -183,8 +184,7 @@ def change(fields: dict[str, Any], member: str, value: object) -> dict[str, Any]
 
 
 def test_receipt_and_transaction_make_one_mined_transaction() -> None:
-    mined = parse_mined(RECEIPT, TRANSACTION, tx_hash=TX)
-    assert isinstance(mined, MinedTransaction)
+    mined = of_type(MinedTransaction, parse_mined(RECEIPT, TRANSACTION, tx_hash=TX))
     assert (mined.succeeded, mined.value, mined.block_number) == (True, 5, 8)
     assert mined.logs[0].payload == b"\xbe\xef"
 
@@ -329,8 +329,7 @@ def test_a_fault_of_the_node_is_not_a_fault_of_the_contract(value: object) -> No
     ],
 )
 def test_the_fee_is_known_where_the_node_returns_it(fee_fields: dict[str, str], fee_wei: int | None) -> None:
-    mined = parse_mined(RECEIPT | fee_fields, TRANSACTION, tx_hash=TX)
-    assert isinstance(mined, MinedTransaction)
+    mined = of_type(MinedTransaction, parse_mined(RECEIPT | fee_fields, TRANSACTION, tx_hash=TX))
     assert mined.fee_wei == fee_wei
 
 

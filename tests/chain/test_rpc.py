@@ -5,6 +5,7 @@ import pytest
 from aiohttp import web
 from eth_abi.abi import encode
 
+from tests.kit.narrowing import of_type
 from tests.kit.scripted_node import hang
 from tollway.chain import channel_contract as contract
 from tollway.chain import tokens
@@ -101,8 +102,7 @@ def remine(script, *, block_hash: int) -> None:
 async def test_facts_take_two_round_trips(script, url, make_reader) -> None:
     round_trips: list[int] = []
     reader = await make_reader(url, on_request=round_trips.append)
-    facts = await reader.fetch_facts(CHAIN, TX)
-    assert isinstance(facts, ChainFacts)
+    facts = of_type(ChainFacts, await reader.fetch_facts(CHAIN, TX))
     assert (facts.chain_id, facts.tx_hash, facts.succeeded, facts.value) == (CHAIN, TX, True, 5)
     assert (facts.sender, facts.recipient) == (ALICE, Address(b"\xb2" * 20))
     assert (facts.block_number, facts.block_time, facts.confirmations) == (8, 1_700_000_008, 3)
@@ -640,9 +640,7 @@ async def test_a_transaction_that_is_sent_again_goes_to_every_node(open_reader) 
     assert seen == [["0x" + RAW.hex()]] * 2
     for script in (scripts[0], scripts[3]):
         script.answers |= {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": None}
-    refused = await reader.resend_transaction(CHAIN, RAW)
-    assert isinstance(refused, SendRefused)
-    assert refused.fault is SendFault.NONCE_TOO_LOW
+    assert of_type(SendRefused, await reader.resend_transaction(CHAIN, RAW)).fault is SendFault.NONCE_TOO_LOW
     for script in scripts:
         script.http = fail
     with pytest.raises(ChainUnavailable):
@@ -685,8 +683,7 @@ async def test_one_clear_refusal_counts_when_other_nodes_fail(open_reader) -> No
     reader, first, second = await open_reader(2)
     first.http = fail
     second.answers |= {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": None}
-    refused = await reader.send_transaction(CHAIN, RAW)
-    assert isinstance(refused, SendRefused)
+    of_type(SendRefused, await reader.send_transaction(CHAIN, RAW))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from x402.extensions.bazaar.types import parse_discovery_extension
 from x402.schemas import PaymentRequirements
 
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import existing
 from tests.kit.openapi_documents import parameter, request_body
 from tests.kit.payer import PAY_TO, USDC, requirement_of
 from tollway.discovery.bazaar import (
@@ -58,8 +59,7 @@ OPENAPI: dict[str, Any] = {
 
 def call(method: str, path: str = "/v1/quote", openapi: Any = OPENAPI) -> dict[str, Any]:
     """The extension, once the package and a validator have agreed with it."""
-    extension = describe_call(method, path=path, openapi=openapi)
-    assert extension is not None
+    extension = existing(describe_call(method, path=path, openapi=openapi))
     Draft202012Validator.check_schema(extension["schema"])
     Draft202012Validator(extension["schema"]).validate(extension["info"])
     parsed = parse_discovery_extension(extension)
@@ -210,9 +210,7 @@ GATEWAY = "https://gw.example.com/api/v2/gateway/api_1"
 
 
 def record(**given_: Any) -> dict[str, Any]:
-    described = describe_resource(listing(**given_), [requirement_of()], gateway_url=GATEWAY)
-    assert described is not None
-    return described
+    return existing(describe_resource(listing(**given_), [requirement_of()], gateway_url=GATEWAY))
 
 
 def test_a_listing_is_a_resource() -> None:
@@ -325,8 +323,7 @@ def test_references_within_the_document_are_followed_and_words_cleaned() -> None
             "schemas": {"T": {"type": "string", "description": "<b>Words</b> [x](javascript:y)"}},
         },
     }  # fmt: skip
-    found = describe_call("GET", path="/a", openapi=document)
-    assert found is not None
+    found = existing(describe_call("GET", path="/a", openapi=document))
     query = found["schema"]["properties"]["input"]["properties"]["queryParams"]
     assert query["properties"] == {"q": {"type": "string", "description": "Words x"}}
     assert found["info"]["input"]["queryParams"] == {"q": "x"}

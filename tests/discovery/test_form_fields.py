@@ -11,6 +11,7 @@ from fastapi import FastAPI, Form, UploadFile
 from pydantic import BaseModel
 
 from tests.kit.listings import show_listing
+from tests.kit.narrowing import existing, of_type
 from tests.kit.openapi_documents import openapi_document, request_body
 from tollway.discovery.agent_document import AGENT_BYTES_MAX, describe_for_agents, json_size
 from tollway.discovery.argument_check import check_arguments
@@ -41,9 +42,7 @@ def fields_of(operation: ApiOperation) -> dict[str, Any]:
 
 def make(operation: ApiOperation, body: Any) -> ToolRequest:
     assert check_arguments(input_schema_of(operation), {"body": body}) == ()
-    request = make_request(operation, {"body": body})
-    assert isinstance(request, ToolRequest), request
-    return request
+    return of_type(ToolRequest, make_request(operation, {"body": body}))
 
 
 FILES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -200,16 +199,14 @@ def test_a_body_of_bytes_is_a_file(media_type: str, schema: Any, is_file: bool) 
 )
 def test_an_example_can_be_sent_as_it_is(media_type: str, schema: Any, body: Any) -> None:
     operation = sold(schema, media_type)
-    arguments = example_arguments(operation)
-    assert arguments is not None
+    arguments = existing(example_arguments(operation))
     jsonschema.validate(arguments, input_schema_of(operation))
     example = example_json(operation, GATEWAY)
     if body is None:
         assert example is None
         return
     assert example is not None
-    request = make_request(operation, arguments)
-    assert isinstance(request, ToolRequest)
+    request = of_type(ToolRequest, make_request(operation, arguments))
     assert (example["body"].encode(), example["headers"]) == (request.body, dict(request.headers))
     assert body in (True, example["body"])
 
@@ -317,8 +314,7 @@ async def test_examples_of_fastapi_can_be_sent() -> None:
         example, arguments = example_json(operation, GATEWAY), example_arguments(operation)
         assert example is not None
         assert arguments is not None
-        request = make_request(operation, arguments)
-        assert isinstance(request, ToolRequest)
+        request = of_type(ToolRequest, make_request(operation, arguments))
         await send(request)
 
 
@@ -337,8 +333,7 @@ def test_an_example_with_parts_has_their_boundary() -> None:
     view = show_listing(openapi=openapi_document({"/a": {"post": {"requestBody": body}}}))
     first, *_ = describe_for_agents(view, DEFAULT_LIMITS)
     example = first["operations"][0]["example"]
-    request = make_request(view.operations[0], {"body": {"note": "x"}})
-    assert isinstance(request, ToolRequest)
+    request = of_type(ToolRequest, make_request(view.operations[0], {"body": {"note": "x"}}))
     assert (dict(request.headers), request.body.decode()) == (example["headers"], example["body"])
 
 

@@ -6,6 +6,7 @@ import jsonschema
 import pytest
 
 from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
+from tests.kit.narrowing import of_type
 from tollway.discovery.agent_document import json_size
 from tollway.discovery.listing_documents import (
     SCHEMAS_BYTES_MAX,
@@ -38,17 +39,8 @@ def test_it_has_these_members_and_no_others() -> None:
 def test_members_of_the_details_are_equal_here() -> None:
     view = show_listing(chains=3)
     told = describe(view)
-    for name in (
-        "provider",
-        "status",
-        "pricing",
-        "quality",
-        "verified",
-        "links",
-        "createdAt",
-        "updatedAt",
-        "revision",
-    ):
+    names = "provider status pricing quality verified links createdAt updatedAt revision"
+    for name in names.split():
         assert told[name] == view.details[name]
 
 
@@ -91,8 +83,7 @@ def test_schemas_beyond_the_limit_are_counted() -> None:
     long = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(500)}}
     many = [replace(plain, path=f"/{number}", input_schema=long) for number in range(200)]
     told = describe(show_listing(sold=many))
-    operations = told["operations"]
-    assert isinstance(operations, list)
+    operations = of_type(list, told["operations"])
     with_schema = [one for one in operations if one["inputSchema"] is not None]
     assert len(operations) == 200
     assert told["schemasLeftOut"] == 200 - len(with_schema) > 0

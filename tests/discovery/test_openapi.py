@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from openapi_spec_validator import validate
 
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import existing
 from tests.kit.openapi_documents import openapi_document as document
 from tests.kit.openapi_documents import request_body
 from tollway.discovery.openapi import build_openapi, payment_info
@@ -334,6 +335,5 @@ def test_closed_rails_are_left_out() -> None:
     ("currency", "shown"), [("ETH", "ETH"), ("USDT", "USD"), ("EURC", None), ("wei", None)]
 )
 def test_a_currency_is_one_of_three_capitals_or_left_out(currency: str, shown: str | None) -> None:
-    info = payment_info(PRICE, currency, [BY_TX], has_mpp=False)
-    assert info is not None
+    info = existing(payment_info(PRICE, currency, [BY_TX], has_mpp=False))
     assert info.get("price", {}).get("currency") == shown

@@ -6,6 +6,7 @@ import jsonschema
 import pytest
 
 from tests.kit.listings import sample_operation, show_listing
+from tests.kit.narrowing import existing, of_type
 from tests.kit.openapi_documents import openapi_document, parameter, request_body
 from tollway.discovery.agent_document import json_size
 from tollway.discovery.operations import ApiOperation, Argument
@@ -33,9 +34,7 @@ def operation(*arguments: Argument, **given: Any) -> ApiOperation:
 
 
 def make(sold: ApiOperation, arguments: dict[str, Any]) -> ToolRequest:
-    request = make_request(sold, arguments)
-    assert isinstance(request, ToolRequest), request
-    return request
+    return of_type(ToolRequest, make_request(sold, arguments))
 
 
 CITY = argument("city", "path", is_required=True, style="simple")
@@ -79,9 +78,7 @@ def test_arguments_stand_where_the_document_puts_them(
 
 @pytest.mark.parametrize("city", ["", ".", "..", None, []])
 def test_a_part_of_the_path_is_never_empty_nor_dots(city: Any) -> None:
-    refused = make_request(operation(CITY), {"city": city})
-    assert isinstance(refused, FieldError)
-    assert refused.pointer == "/city"
+    assert of_type(FieldError, make_request(operation(CITY), {"city": city})).pointer == "/city"
 
 
 def test_the_order_of_arguments_and_of_members_makes_no_difference() -> None:
@@ -126,8 +123,7 @@ def test_headers_hold_printable_ascii_only() -> None:
 @pytest.mark.parametrize("value", ["\ud800", {"a": "\ud800"}, float("nan")])
 def test_values_that_no_request_can_carry_are_refused(value: Any) -> None:
     sold = operation(argument("body", "body"), path="", method="POST", body_type="application/json")
-    refused = make_request(sold, {"body": value})
-    assert isinstance(refused, FieldError)
+    refused = of_type(FieldError, make_request(sold, {"body": value}))
     assert (refused.code, refused.pointer) == ("unwritable", "/body")
 
 
@@ -281,8 +277,7 @@ def test_many_short_values_are_no_short_example() -> None:
 
 def test_the_sample_provider_gets_whole_examples() -> None:
     for operation in show_listing(openapi=SAMPLE_DOCUMENT).operations:
-        arguments = example_arguments(operation)
-        assert arguments is not None
+        arguments = existing(example_arguments(operation))
         jsonschema.validate(arguments, operation.input_schema)
         assert example_json(operation, GATEWAY) is not None
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit.listings import sample_listing, sample_operation
 from tests.kit.metering import LONGEST, TOKENS_IN_WORDS, sample_metering
+from tests.kit.narrowing import existing
 from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.discovery.tools import (
     API_INSTRUCTIONS,
@@ -180,8 +181,7 @@ def test_pages_follow_each_other_and_end() -> None:
     seen: list[str] = []
     cursor: str | None = None
     for _ in range(3):
-        start = read_cursor(cursor)
-        assert start is not None
+        start = existing(read_cursor(cursor))
         page, cursor = take_page(operations, start)
         seen += [one.tool for one in page]
     assert cursor is None

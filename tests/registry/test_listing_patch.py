@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import of_type
 from tests.kit.payer import USDC
 from tollway.ids import Address
 from tollway.money import Price
@@ -63,14 +64,12 @@ FULL = sample_listing(
 
 
 def patched(patch: dict[str, Any], listing: Listing = FULL) -> Listing:
-    draft = parse_patch(patch, RULES, previous=listing)
-    assert isinstance(draft, Draft), draft
+    draft = of_type(Draft, parse_patch(patch, RULES, previous=listing))
     return replace(edit_listing(draft, listing, now_ms=1), revision=listing.revision)
 
 
 def refusals(patch: dict[str, Any], listing: Listing = FULL) -> list[tuple[str | None, str]]:
-    errors = parse_patch(patch, RULES, previous=listing)
-    assert isinstance(errors, tuple)
+    errors = of_type(tuple, parse_patch(patch, RULES, previous=listing))
     return [(error.pointer, error.code) for error in errors]
 
 
@@ -124,8 +123,7 @@ def test_the_target_has_every_member_of_the_create_body() -> None:
 
 @pytest.mark.parametrize("listing", [FULL, sample_listing(provider=PROVIDER, networks=(USDC.chain_id,))])
 def test_the_target_describes_the_listing(listing: Listing) -> None:
-    draft = parse_draft(list_members(listing), RULES, previous=listing)
-    assert isinstance(draft, Draft)
+    draft = of_type(Draft, parse_draft(list_members(listing), RULES, previous=listing))
     edited = edit_listing(draft, listing, now_ms=listing.updated_ms)
     assert replace(edited, revision=listing.revision) == listing
 
@@ -170,8 +168,7 @@ def test_changes_what_it_names_and_nothing_else(patch: dict[str, Any], changes: 
 
 @pytest.mark.parametrize("patch", [{}, {"openapi": None}])
 def test_a_url_of_a_document_has_it_fetched_again(patch: dict[str, Any]) -> None:
-    draft = parse_patch({**patch, "openapiUrl": FULL.openapi_url}, RULES, previous=FULL)
-    assert isinstance(draft, Draft)
+    draft = of_type(Draft, parse_patch({**patch, "openapiUrl": FULL.openapi_url}, RULES, previous=FULL))
     assert draft.is_document_wanted
 
 

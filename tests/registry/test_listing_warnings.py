@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kit.metering import sample_metering
+from tests.kit.narrowing import of_type
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price
 from tollway.registry.draft import Draft, DraftRules, create_listing, parse_draft
@@ -28,8 +29,7 @@ RULES = DraftRules(
 
 def listing(price: str, currency: str = "USDC", networks: tuple[ChainId, ...] = (BASE,)) -> Listing:
     body = {"name": "x", "pricePerRequest": price, "currency": currency, "endpoint": "https://x.example.com"}
-    draft = parse_draft(body, RULES, previous=None)
-    assert isinstance(draft, Draft)
+    draft = of_type(Draft, parse_draft(body, RULES, previous=None))
     made = create_listing(draft, listing_id=ListingId("api_1"), provider=Address(20), now_ms=0)
     return replace(made, networks=networks)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.metering import LONGEST, TOKENS, TOKENS_IN_WORDS, sample_metering
+from tests.kit.narrowing import of_type
 from tests.registry.test_draft import ALICE, BODY, RULES, accepted, refused
 from tollway.ids import ListingId
 from tollway.registry.draft import Draft, create_listing
@@ -215,8 +216,7 @@ PATCHES: list[tuple[dict[str, Any], Metering | None]] = [
 
 @pytest.mark.parametrize(("patch", "metering"), PATCHES)
 def test_a_patch_merges_into_the_formula(patch: dict[str, Any], metering: Metering | None) -> None:
-    patched = parse_patch(patch, RULES, previous=listing())
-    assert isinstance(patched, Draft)
+    patched = of_type(Draft, parse_patch(patch, RULES, previous=listing()))
     assert (patched.metering, patched.operations) == (metering, listing().operations)
 
 
@@ -225,14 +225,12 @@ def test_an_update_without_a_formula_fixes_the_price() -> None:
 
 
 def test_a_patch_to_a_price_below_the_base_is_refused() -> None:
-    errors = parse_patch({"pricePerRequest": "0.00001"}, RULES, previous=listing())
-    assert isinstance(errors, tuple)
+    errors = of_type(tuple, parse_patch({"pricePerRequest": "0.00001"}, RULES, previous=listing()))
     assert [(one.pointer, one.code) for one in errors] == [("/metering/base", "out_of_range")]
 
 
 def test_a_form_without_formulas_keeps_them() -> None:
     members = {"operations": [{**GET, "pricePerRequest": "0.03"}, {**GET, "path": "/new"}]}
-    edited = parse_form(members, RULES, previous=listing())
-    assert isinstance(edited, Draft)
+    edited = of_type(Draft, parse_form(members, RULES, previous=listing()))
     assert edited.metering == sample_metering()
     assert [one.metering for one in edited.operations] == [formula(part()), None]

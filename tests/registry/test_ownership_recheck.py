@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.kit.listings import make_challenge, sample_listing
+from tests.kit.narrowing import existing
 from tests.kit.stores import ControlStores
 from tests.kit.waits import DEADLINE_S
 from tollway.ids import Address, ListingId
@@ -76,11 +77,9 @@ async def test_a_proof_stays_while_it_is_found_and_ends_after_its_failures(play:
     for day, is_lost in ((1, False), (2, True)):
         play.now_ms += 100_001
         await play.recheck.check_due()
-        standing = await play.ownerships.find(kept.id)
-        assert standing is not None
+        standing = existing(await play.ownerships.find(kept.id))
         assert (standing.verified_ms, standing.method) == (play.now_ms, "wellKnown")
-        standing = await play.ownerships.find(lost.id)
-        assert standing is not None
+        standing = existing(await play.ownerships.find(lost.id))
         assert (standing.failures, standing.is_verified) == (day, not is_lost)
     play.looked.clear()
     play.now_ms += 100_001
@@ -125,8 +124,7 @@ async def test_a_batch_without_a_written_result_ends_the_run(play: Play) -> None
 
     async def edit_again(challenge: Challenge) -> tuple[Method, ...]:
         play.looked.append(challenge.origin)
-        entry = await play.catalog.find(ListingId("api_1"))
-        assert entry is not None
+        entry = existing(await play.catalog.find(ListingId("api_1")))
         other = replace(entry.listing, pay_to=Address(len(play.looked).to_bytes(20, "big")))
         await play.catalog.revise(other, expected_revision=entry.listing.revision)
         return ("dns",)
@@ -147,6 +145,5 @@ async def test_an_unexpected_failure_of_one_check_stops_no_other(play: Play) -> 
 
     await play.make_rounds(check).check_due()
     for listing, failures in ((odd, 1), (kept, 0)):
-        known = await play.ownerships.find(listing.id)
-        assert known is not None
+        known = existing(await play.ownerships.find(listing.id))
         assert (known.failures, known.is_verified) == (failures, True)

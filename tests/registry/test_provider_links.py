@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.kit.listings import sample_assets, sample_listing, show_listing
+from tests.kit.narrowing import of_type
 from tests.kit.pages import PageHarness
 from tollway.discovery.listing_documents import write_listing_text
 from tollway.ids import Address
@@ -78,11 +79,9 @@ def parse(**members: object) -> Draft | list[tuple[str | None, str]]:
 
 
 def test_a_listing_has_the_links_of_its_provider() -> None:
-    draft = parse(**LINKS)
-    assert isinstance(draft, Draft)
+    draft = of_type(Draft, parse(**LINKS))
     assert {"contact": draft.contact, "website": draft.website, "terms": draft.terms_url} == LINKS
-    without = parse(contact=None)
-    assert isinstance(without, Draft)
+    without = of_type(Draft, parse(contact=None))
     assert (without.contact, without.website, without.terms_url) == (None, None, None)
     assert isinstance(parse(contact="https://example.com/help"), Draft)
 

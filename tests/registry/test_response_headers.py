@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.narrowing import existing
 from tests.kit.response_header_page import PAGE, write_page
 from tollway.registry.response_headers import (
     DROPPED_HEADERS,
@@ -67,8 +68,7 @@ def test_a_class_of_headers_reaches_no_caller(group: str, names: str) -> None:
 
 def test_an_underscore_hides_no_name() -> None:
     """Some servers map `_` and `-` to one name."""
-    row = find_dropped("x-accel-redirect")
-    assert row is not None
+    row = existing(find_dropped("x-accel-redirect"))
     assert find_dropped("x_accel_redirect") is row
     assert find_dropped("example_cdn-cache_control") is find_dropped("cdn-cache-control")
 

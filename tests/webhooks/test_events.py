@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.kit.ledger_records import NOW_MS, PAYEE, PAYER, PROVIDER, USDC, tx_hash
+from tests.kit.history_rows import CALL, PAYMENT
+from tests.kit.ledger_records import PAYEE, PAYER, PROVIDER, USDC, tx_hash
 from tests.kit.webhooks import find_asset
 from tollway.ids import CallId, ChainId, ListingId
-from tollway.ledger.records import CallRecord, CallState, Payment, PaymentState, Rail
+from tollway.ledger.records import CallRecord, CallState, Payment
 from tollway.webhooks.events import (
     EventType,
     call_data,
@@ -18,14 +19,8 @@ from tollway.webhooks.events import (
     payment_data,
 )
 
-FORWARDING, SETTLING, CONSUMED, RELEASED, UNKNOWN, REORGED = (
-    CallState.FORWARDING,
-    CallState.SETTLING,
-    CallState.CONSUMED,
-    CallState.RELEASED,
-    CallState.UNKNOWN,
-    CallState.REORGED,
-)
+FORWARDING, SETTLING, CONSUMED = CallState.FORWARDING, CallState.SETTLING, CallState.CONSUMED
+RELEASED, UNKNOWN, REORGED = CallState.RELEASED, CallState.UNKNOWN, CallState.REORGED
 CHARGED, HELD, RESOLVED = EventType.CALL_CHARGED, EventType.CALL_HELD, EventType.CALL_RESOLVED
 
 
@@ -58,39 +53,20 @@ def test_a_move_of_a_call_is_at_most_one_event() -> None:
 
 
 def record(**fields: Any) -> CallRecord:
-    defaults: dict[str, Any] = {
-        "id": CallId("call_01"),
-        "listing_id": ListingId("api_7k2m9q"),
-        "listing_name": "Quotes",
-        "provider": PROVIDER,
-        "payer": PAYER,
-        "method": "GET",
-        "path": "/secret/path",
-        "state": CONSUMED,
-        "rail": Rail.TX,
-        "price": "0.01",
-        "price_units": 10_000,
-        "currency": "USDC",
-        "chain_id": ChainId(84532),
-        "asset": USDC,
-        "decimals": 6,
-        "tx_hash": tx_hash("paid"),
-        "pay_to": PAYEE,
-        "http_status": 200,
-        "upstream_status": 200,
-        "request_bytes": None,
-        "response_bytes": None,
-        "latency_ms": None,
-        "upstream_latency_ms": None,
-        "delivery": None,
-        "idempotency_key": "secret key",
-        "request_id": "req",
-        "error": None,
-        "created_ms": NOW_MS,
-        "moved_ms": NOW_MS,
-        "completed_ms": NOW_MS,
-    }
-    return CallRecord(**{**defaults, **fields})
+    plain = replace(
+        CALL,
+        id=CallId("call_01"),
+        listing_id=ListingId("api_7k2m9q"),
+        listing_name="Quotes",
+        provider=PROVIDER,
+        payer=PAYER,
+        path="/secret/path",
+        asset=USDC,
+        tx_hash=tx_hash("paid"),
+        pay_to=PAYEE,
+        idempotency_key="secret key",
+    )
+    return replace(plain, **fields)
 
 
 @pytest.mark.parametrize(
@@ -126,21 +102,7 @@ def test_a_native_asset_has_its_own_name_and_its_base_units() -> None:
 
 
 def payment(**fields: Any) -> Payment:
-    base = Payment(
-        id=1,
-        chain_id=ChainId(84532),
-        tx_hash=tx_hash("paid"),
-        asset=USDC,
-        payer=PAYER,
-        payee=PAYEE,
-        value_units=7,
-        taken_units=0,
-        state=PaymentState.FINAL,
-        block_number=1,
-        block_hash=b"\x01" * 32,
-        block_time=1,
-    )
-    return replace(base, **fields)
+    return replace(PAYMENT, tx_hash=tx_hash("paid"), payer=PAYER, payee=PAYEE, **{"asset": USDC, **fields})
 
 
 def test_the_data_of_a_payment_has_its_value_as_of_the_event() -> None:

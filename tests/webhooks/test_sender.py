@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.kit.ledger_records import NOW_MS, PROVIDER, new_payment
+from tests.kit.narrowing import existing
 from tests.kit.stores import InlineDatabase
 from tests.kit.upstream import Arrived, LoopbackUpstream, hang_up, plain, pour, raw, run_upstream, say_nothing
 from tests.kit.waits import until
@@ -219,8 +220,7 @@ async def test_a_message_is_signed_both_ways_where_there_is_a_secret(sending: Se
     await sending.emit_and_run()
     (arrived,) = sending.receiver.arrived
     timestamp_s = sending.webhooks.now_ms // 1000
-    message_id = arrived.find("webhook-id")
-    assert message_id is not None
+    message_id = existing(arrived.find("webhook-id"))
     assert arrived.find("webhook-timestamp") == str(timestamp_s)
     assert arrived.find("webhook-signature") == sign_standard(
         secret, message_id=message_id, timestamp_s=timestamp_s, body=bytes(arrived.body)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.narrowing import existing
 from tests.kit.webhooks import StoppedClock
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
@@ -86,8 +87,7 @@ def test_a_slot_that_is_given_back_is_free_again(slots: Slots) -> None:
 
 
 def test_a_challenge_has_one_slot(slots: Slots) -> None:
-    due = slots.take(is_challenge=True)
-    assert due is not None
+    due = existing(slots.take(is_challenge=True))
     slots.clock.s += 5
     again = replace(due, origin="https://elsewhere.example")
     assert not slots.slots.take(again)
@@ -103,8 +103,7 @@ ORIGIN = {"origin": "https://shared.example"}
 def run(slots: Slots, *, has_responded: bool, is_slow: bool = False) -> None:
     """One attempt at the origin."""
     slots.clock.s += 1
-    due = slots.take(**ORIGIN, is_slow=is_slow)
-    assert due is not None
+    due = existing(slots.take(**ORIGIN, is_slow=is_slow))
     slots.slots.free(due, has_responded=has_responded)
 
 
