@@ -90,11 +90,6 @@ def test_config_is_read_from_where_it_was_named(tmp_path: Path) -> None:
     assert load_settings({**RPC, "TOLLWAY_CONFIG": str(other)}, config=named).log_level == "debug"
 
 
-def test_a_named_config_that_is_missing_is_an_error() -> None:
-    with pytest.raises(SettingsInvalid):
-        load_settings(RPC, config=Path("nowhere.toml"))
-
-
 REFUSED = [
     ({"TOLLWAY_PUBLIC_ULR": "x"}, "", "did you mean PUBLIC_URL"),
     ({}, "public_ulr = 1", "did you mean public_url"),

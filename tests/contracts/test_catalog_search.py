@@ -195,14 +195,6 @@ async def test_a_match_names_the_fields_that_have_some_word(catalog: CatalogStor
     assert [found.match for found in page.found] == [("operations",)]
 
 
-async def test_an_edit_changes_what_is_found(catalog: CatalogStore) -> None:
-    listing = make_listing("old words")
-    await catalog.publish(listing)
-    await catalog.revise(replace(listing, name="new words"), expected_revision=1)
-    assert await find_names(catalog, "old") == []
-    assert await find_names(catalog, "new") == ["new words"]
-
-
 async def test_publications_and_edits_of_the_same_words_at_once_all_succeed(catalog: CatalogStore) -> None:
     words = [f"{letter * 5}word" for letter in "abcdefgh"]
     old = [make_listing("old") for _ in range(6)]

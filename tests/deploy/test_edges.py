@@ -39,14 +39,17 @@ def text_of(name: str) -> str:
     return (EDGES / FILES[name]).read_text()
 
 
+def managers_of_envoy() -> list[dict[str, Any]]:
+    """The connection manager of each listener: TLS and QUIC."""
+    listeners = yaml.safe_load(text_of("envoy"))["static_resources"]["listeners"]
+    return [one["filter_chains"][0]["filters"][0]["typed_config"] for one in listeners]
+
+
 @pytest.fixture
 def manager() -> dict[str, Any]:
     """Envoy's connection manager of the TLS listener."""
-    document = yaml.safe_load(text_of("envoy"))
-    found: dict[str, Any] = document["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0][
-        "typed_config"
-    ]
-    return found
+    tls, _ = managers_of_envoy()
+    return tls
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,15 +60,11 @@ def test_the_program_accepts_its_configuration(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_longest_settlement_is_not_cut(name: str) -> None:
+def test_the_longest_settlement_is_not_cut_and_silence_within_a_response_is_ended_by_the_gateway(
+    name: str,
+) -> None:
     for setting in WAITS[name]:
-        assert read_seconds(text_of(name), setting) > HEAD_WAIT_S
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_silence_within_a_response_is_ended_by_the_gateway(name: str) -> None:
-    for setting in WAITS[name]:
-        assert read_seconds(text_of(name), setting) > DEFAULT_LIMITS.chunk_idle_s
+        assert read_seconds(text_of(name), setting) > max(HEAD_WAIT_S, DEFAULT_LIMITS.chunk_idle_s)
 
 
 @pytest.mark.parametrize("name", IDLE_UPSTREAM)
@@ -107,22 +106,16 @@ def test_nginx_streams_and_keeps_the_path() -> None:
     assert "proxy_pass http://tollway;" in text, "a path behind it would rewrite the request line"
 
 
-def test_envoy_keeps_the_path(manager: dict[str, Any]) -> None:
+def test_envoy_keeps_the_path_and_takes_the_address_from_the_connection(manager: dict[str, Any]) -> None:
     assert manager["normalize_path"] is False
     assert manager["merge_slashes"] is False
     assert manager["path_with_escaped_slashes_action"] == "KEEP_UNCHANGED"
-
-
-def test_envoy_takes_the_address_from_the_connection(manager: dict[str, Any]) -> None:
     assert manager["use_remote_address"] is True
     assert manager["xff_num_trusted_hops"] == 0
 
 
 def test_envoy_treats_quic_as_tls() -> None:
-    tls, quic = (
-        listener["filter_chains"][0]["filters"][0]["typed_config"]
-        for listener in yaml.safe_load(text_of("envoy"))["static_resources"]["listeners"]
-    )
+    tls, quic = managers_of_envoy()
     own = {"stat_prefix", "codec_type", "http2_protocol_options", "http3_protocol_options"}
     assert {name: value for name, value in tls.items() if name not in own} == {
         name: value for name, value in quic.items() if name not in own

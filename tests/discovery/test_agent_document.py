@@ -151,19 +151,6 @@ def test_the_description_of_the_openapi_document_replaces_a_missing_one() -> Non
     assert write(show_listing(openapi=document))["whenToUse"] == "From there."
 
 
-@pytest.mark.parametrize(
-    ("has_mpp", "is_offered", "rails"),
-    [
-        (True, True, {"x402", "mpp", "tx"}),
-        (False, True, {"x402", "tx"}),
-        (False, False, {"tx"}),
-    ],
-)
-def test_only_open_rails_are_listed(has_mpp: bool, is_offered: bool, rails: set[str]) -> None:
-    agent = write(show_listing(has_mpp=has_mpp, is_offered=lambda asset, units, listing_id: is_offered))
-    assert {rail["rail"] for rail in agent["payment"]["rails"]} == rails
-
-
 def test_a_free_listing_needs_no_payment() -> None:
     agent = write(show_listing(price=Price.parse("0"), has_mpp=False))
     assert agent["payment"] == {"required": False, "amount": "0", "currency": "USDC"}

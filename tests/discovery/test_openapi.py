@@ -298,6 +298,7 @@ TOKEN = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
 BY_TX = {"rail": "tx", "token": TOKEN, "amount": "10000", "network": "eip155:84532"}
 SIGNED_INFO = {**BY_TX, "rail": "x402"}
 PRICE = OfferedPrice(Price.parse("0.01"))
+FIXED = {"mode": "fixed", "currency": "USD", "amount": "0.01"}
 
 
 def test_a_free_operation_has_none() -> None:
@@ -306,7 +307,7 @@ def test_a_free_operation_has_none() -> None:
 
 def test_both_shapes_have_the_same_price() -> None:
     assert payment_info(PRICE, "USDC", [BY_TX, SIGNED_INFO], has_mpp=True) == {
-        "price": {"mode": "fixed", "currency": "USD", "amount": "0.01"},
+        "price": FIXED,
         "protocols": [{"x402": {}}, {"mpp": {"method": "evm", "intent": "charge", "currency": TOKEN}}],
         "offers": [
             {
@@ -321,14 +322,9 @@ def test_both_shapes_have_the_same_price() -> None:
 
 
 def test_closed_rails_are_left_out() -> None:
-    assert payment_info(PRICE, "USDC", [SIGNED_INFO], has_mpp=False) == {
-        "price": {"mode": "fixed", "currency": "USD", "amount": "0.01"},
-        "protocols": [{"x402": {}}],
-    }
-    assert payment_info(PRICE, "USDC", [BY_TX], has_mpp=True) == {
-        "price": {"mode": "fixed", "currency": "USD", "amount": "0.01"},
-        "protocols": [],
-    }
+    for option, has_mpp, protocols in ((SIGNED_INFO, False, [{"x402": {}}]), (BY_TX, True, [])):
+        info = payment_info(PRICE, "USDC", [option], has_mpp=has_mpp)
+        assert info == {"price": FIXED, "protocols": protocols}
 
 
 @pytest.mark.parametrize(

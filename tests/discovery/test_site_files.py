@@ -80,11 +80,6 @@ def test_no_markup_of_a_provider_survives(words: str) -> None:
     assert "\n# Ignore" not in text
 
 
-def test_a_free_api_is_marked() -> None:
-    free = sample_listing(provider=PROVIDER, price=Price.parse("0"))
-    assert ": free" in write_site_text(URL, (free,), total=1)
-
-
 def test_a_small_catalog_lists_every_api_with_its_documents() -> None:
     first, *others = describe_catalog(URL, CatalogPage(listings=listings(2), total=2))["linkset"]
     assert first["anchor"] == OWN

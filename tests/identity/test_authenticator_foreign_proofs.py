@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tests.kit.chain import Transaction, transfer_log
 from tests.kit.gateway import PUBLIC_URL, TOKEN, InProcessGateway, open_gateway
 from tests.kit.narrowing import existing, problem_of
-from tests.kit.payer import KeyWallet
+from tests.kit.payer import KeyWallet, sign_in_with_x
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.http_signatures import SignedRequest, read_http_proofs, signature_headers
 from tollway.identity.signatures import eip191_digest, paid_call_digest, transaction_digests
@@ -37,6 +38,7 @@ CHAIN = ChainId(84532)
 ORIGIN = parse_origin(PUBLIC_URL)
 TX = TxHash(b"\x5a" * 32)
 NOW_MS = 1_795_239_000_000
+BARE = SignedRequest(method="GET", raw_path=b"/api/v2/history", query=b"", headers=[], body=b"")
 BRIEF = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -70,19 +72,9 @@ def signed_request_digest(address: Address, headers: tuple[tuple[bytes, bytes], 
         found.append(digest)
         return bytes(65)
 
-    request = SignedRequest(
-        method="GET", raw_path=b"/api/v2/gateway/api_quotes", query=b"", headers=headers, body=b""
-    )
-    signature_headers(
-        request,
-        origin=ORIGIN,
-        address=address,
-        chain_id=CHAIN,
-        created=1,
-        expires=2,
-        nonce="n",
-        sign=keep,
-    )
+    request = replace(BARE, raw_path=b"/api/v2/gateway/api_quotes", headers=headers)
+    given: Any = {"created": 1, "expires": 2, "nonce": "n"}
+    signature_headers(request, origin=ORIGIN, address=address, chain_id=CHAIN, sign=keep, **given)
     return found[0]
 
 
@@ -175,13 +167,12 @@ async def test_a_payments_signature_opens_no_session(harness, wallet, form: str)
         assert refused.value.problem.code is Code.INVALID_SIGNATURE
     request = harness.signed(wallet, sign=lambda digest: signature)
     assert (await problem_of(harness.authenticator.authenticate(request))).reason == "signature_mismatch"
-    bare = SignedRequest(method="GET", raw_path=b"/api/v2/history", query=b"", body=b"", headers=[])
     shown_as_payment = [
         (b"x-payment-tx", str(TX).encode()),
         (b"x-signature", b"0x" + signature.hex().encode()),
     ]
     with pytest.raises(Refusal) as refused:
-        await harness.authenticator.authenticate(replace(bare, headers=shown_as_payment))
+        await harness.authenticator.authenticate(replace(BARE, headers=shown_as_payment))
     assert refused.value.problem.code is Code.AUTHENTICATION_REQUIRED
     good = wallet.sign(eip191_digest(text.encode()))  # and its nonce is still good
     await harness.sign_in.open_session(text=text, signature=good, client_address="192.0.2.1")
@@ -213,16 +204,9 @@ def test_a_signature_covers_method_path_query_and_body(
     method: str, path: bytes, query: bytes, body: bytes, other: tuple[str, bytes, bytes, bytes]
 ) -> None:
     bare = SignedRequest(method=method, raw_path=path, query=query, headers=[], body=body)
-    more = signature_headers(
-        bare,
-        origin=ORIGIN,
-        address=Address(b"\x11" * 20),
-        chain_id=CHAIN,
-        created=NOW_MS // 1000,
-        expires=NOW_MS // 1000 + 60,
-        nonce="n",
-        sign=lambda digest: b"\x01" * 65,
-    )
+    given: Any = {"created": NOW_MS // 1000, "expires": NOW_MS // 1000 + 60, "nonce": "n"}
+    signer: Any = {"address": Address(b"\x11" * 20), "sign": lambda digest: b"\x01" * 65}
+    more = signature_headers(bare, origin=ORIGIN, chain_id=CHAIN, **signer, **given)
     signed = replace(bare, headers=[(name.lower().encode(), value.encode()) for name, value in more])
 
     def digest_of(request: SignedRequest) -> bytes | None:
@@ -281,14 +265,8 @@ def test_any_bytes_in_a_sign_in_header_are_refused(raw: bytes) -> None:
 @given(
     domain=st.sampled_from([ORIGIN.authority, "evil.example", ORIGIN.authority + ":443", "gw.example.com.evil.example"]),
     uri=st.sampled_from(
-        [
-            str(ORIGIN),
-            f"{ORIGIN}/x",
-            f"{ORIGIN}.evil.example/",
-            f"{ORIGIN}@evil.example/",
-            f"{ORIGIN}:444/",
-            "http" + str(ORIGIN)[5:] + "/",
-        ]
+        [f"{ORIGIN}{end}" for end in ("", "/x", ".evil.example/", "@evil.example/", ":444/")]
+        + ["http" + str(ORIGIN)[5:] + "/"]
     ),
     issued_s=st.integers(-400, 20),
     lasts_s=st.none() | st.integers(-20, 400),
@@ -339,26 +317,8 @@ def test_any_bytes_in_payment_headers_are_a_proof_or_a_refusal(
 
 
 async def test_the_same_sign_in_sent_by_fifty_at_once_reads_once(harness, wallet) -> None:
-    challenge = await harness.sign_in.create_challenge()
-    message = parse_sign_in(challenge.format_message(address=wallet.address, chain_id=CHAIN))
-    payload = {
-        **_GOOD,
-        "address": message.address,
-        "uri": message.uri,
-        "nonce": message.nonce,
-        "issuedAt": message.issued_at,
-        "expirationTime": message.expiration_time,
-        "statement": message.statement,
-        "signature": "0x" + wallet.sign(message.digest).hex(),
-    }
-    header = base64.b64encode(json.dumps(payload).encode())
-    request = SignedRequest(
-        method="GET",
-        raw_path=b"/api/v2/history",
-        query=b"",
-        headers=[(b"sign-in-with-x", header)],
-        body=b"",
-    )
+    header = sign_in_with_x(await harness.sign_in.create_challenge(), wallet).encode()
+    request = replace(BARE, headers=[(b"sign-in-with-x", header)])
     outcomes = await asyncio.gather(
         *(harness.authenticator.authenticate(request) for _ in range(50)), return_exceptions=True
     )

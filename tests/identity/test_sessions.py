@@ -1,4 +1,3 @@
-import asyncio
 import hashlib
 
 import pytest
@@ -70,15 +69,6 @@ async def test_the_token_is_kept_only_as_its_hash(harness, wallet, text) -> None
 async def test_a_message_counts_once(harness, wallet, text) -> None:
     await opened(harness, text, signed(wallet, text))
     assert await refusal_of(harness, text, signed(wallet, text)) == (Code.NONCE_REUSED, "invalid_siwx_nonce")
-
-
-async def test_fifty_racers_with_one_message_get_one_session(harness, wallet, text) -> None:
-    outcomes = await asyncio.gather(
-        *(opened(harness, text, signed(wallet, text)) for _ in range(50)), return_exceptions=True
-    )
-    refused = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
-    assert len(refused) == 49
-    assert len(await harness.stores.read_rows(session_table)) == 1
 
 
 async def test_a_refused_signature_spends_nothing(harness, wallet, text, other_wallet) -> None:

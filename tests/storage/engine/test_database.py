@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
 from tests.kit.file_modes import UMASKS, read_modes, umask
@@ -93,12 +92,6 @@ def test_refuses_an_unsupported_url(url: str) -> None:
         connect_database(url)
 
 
-async def test_a_failed_write_is_rolled_back(database: SqliteDatabase) -> None:
-    with pytest.raises(RuntimeError):
-        await database.write(add(1, fails=True))
-    assert await numbers(database) == []
-
-
 async def test_the_writer_keeps_its_connection_until_a_transaction_fails(database: SqliteDatabase) -> None:
     used: list[Connection] = []
     for _ in range(2):
@@ -129,12 +122,6 @@ async def test_the_page_caches_of_all_connections_are_bounded(database: SqliteDa
     kept = [await run(lambda c: c.scalar(remembered)) for run in (database.read, database.write)]
     assert kept == [-CACHE_KIB, -CACHE_KIB]
     assert (READERS + 1) * CACHE_KIB <= 64 * 1024
-
-
-async def test_an_integrity_error_reaches_the_store(database: SqliteDatabase) -> None:
-    await database.write(add(1))
-    with pytest.raises(IntegrityError):
-        await database.write(add(1))
 
 
 async def test_other_errors_become_storage_unavailable(database: SqliteDatabase) -> None:
