@@ -298,6 +298,7 @@ TOKEN = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
 BY_TX = {"rail": "tx", "token": TOKEN, "amount": "10000", "network": "eip155:84532"}
 SIGNED_INFO = {**BY_TX, "rail": "x402"}
 PRICE = OfferedPrice(Price.parse("0.01"))
+CHARGE = {"intent": "charge", "method": "evm", "currency": TOKEN}
 FIXED = {"mode": "fixed", "currency": "USD", "amount": "0.01"}
 
 
@@ -308,16 +309,8 @@ def test_a_free_operation_has_none() -> None:
 def test_both_shapes_have_the_same_price() -> None:
     assert payment_info(PRICE, "USDC", [BY_TX, SIGNED_INFO], has_mpp=True) == {
         "price": FIXED,
-        "protocols": [{"x402": {}}, {"mpp": {"method": "evm", "intent": "charge", "currency": TOKEN}}],
-        "offers": [
-            {
-                "intent": "charge",
-                "method": "evm",
-                "amount": "10000",
-                "currency": TOKEN,
-                "description": "0.01 USDC on eip155:84532",
-            }
-        ],
+        "protocols": [{"x402": {}}, {"mpp": CHARGE}],
+        "offers": [{**CHARGE, "amount": "10000", "description": "0.01 USDC on eip155:84532"}],
     }
 
 

@@ -84,13 +84,8 @@ def test_an_undocumented_priced_operation_takes_any_query_and_body() -> None:
 
 
 def test_arguments_have_names_of_their_own() -> None:
-    parameters = [
-        {"name": "id", "in": "query"},
-        {"name": "id", "in": "header"},
-        {"name": "a b", "in": "query"},
-        {"name": "a_b", "in": "query"},
-        {"name": "body", "in": "query"},
-    ]
+    own, *others = map(parameter, ("id", "a b", "a_b", "body"))
+    parameters = [own, {"name": "id", "in": "header"}, *others]
     body = {"required": True, "content": {"text/csv": {}}}
     found = sold(
         {"/c/{id}": {"post": {"parameters": parameters, "requestBody": body}}}, forward_headers=("id",)

@@ -100,23 +100,9 @@ def test_functions_of_one_name_keep_what_tells_them_apart() -> None:
 @pytest.mark.parametrize(
     "operation_id",
     [
-        CYRILLIC_GET,
-        "get\u202equote",
-        "get\u200bquote",
-        "get\nquote",
-        "\uff47\uff45\uff54",
-        "1st",
-        "_quote",
-        "",
-        "x" * 201,
-        "<b>get</b>",
-        "get all of it",
-        "get;drop",
-        7,
-        None,
-        ["get"],
-        {"a": 1},
-        True,
+        *(CYRILLIC_GET, "get\u202equote", "get\u200bquote", "get\nquote", "\uff47\uff45\uff54"),
+        *("1st", "_quote", "", "x" * 201, "<b>get</b>", "get all of it", "get;drop"),
+        *(7, None, ["get"], {"a": 1}, True),
     ],
 )
 def test_an_operation_id_that_is_no_plain_text_is_not_used(operation_id: object) -> None:
@@ -129,17 +115,9 @@ def test_the_reserved_names_are_those_of_all_tools_of_tollway() -> None:
 
 
 def test_a_name_of_tollways_own_tools_gets_a_digest() -> None:
-    spellings = [
-        spelling
-        for reserved in RESERVED_NAMES
-        for spelling in (
-            reserved,
-            reserved.upper(),
-            reserved.title(),
-            reserved.replace("_", ""),
-            reserved.replace("_", "-"),
-        )
-    ]
+    spellings: list[str] = []
+    for one in RESERVED_NAMES:
+        spellings += [one, one.upper(), one.title(), one.replace("_", ""), one.replace("_", "-")]
     found = {spelling: name("POST", "/a", spelling) for spelling in spellings}
     assert [one for one in found.items() if not re.fullmatch(r"[a-z_]+_[0-9a-f]{8}", one[1])] == []
 
@@ -164,11 +142,8 @@ def test_a_long_name_is_cut_and_gets_a_digest() -> None:
 
 
 def test_a_name_that_two_operations_want_belongs_to_neither() -> None:
-    operations = [
-        named("GET", "/a", "getQuote"),
-        named("GET", "/b", "get_quote"),
-        named("GET", "/c", "other"),
-    ]
+    ids = {"/a": "getQuote", "/b": "get_quote", "/c": "other"}
+    operations = [named("GET", path, one) for path, one in ids.items()]
     first, second, third = name_tools(operations)
     assert re.fullmatch(r"get_quote_[0-9a-f]{8}", first)
     assert re.fullmatch(r"get_quote_[0-9a-f]{8}", second)
@@ -178,9 +153,8 @@ def test_a_name_that_two_operations_want_belongs_to_neither() -> None:
 
 def test_an_operation_cannot_take_the_name_that_a_collision_makes() -> None:
     first, second = name_tools([named("GET", "/a", "getQuote"), named("GET", "/b", "getQuote")])
-    taken = name_tools(
-        [named("GET", "/a", "getQuote"), named("GET", "/b", "getQuote"), named("GET", "/c", first)]
-    )
+    ids = {"/a": "getQuote", "/b": "getQuote", "/c": first}
+    taken = name_tools([named("GET", path, one) for path, one in ids.items()])
     assert len(set(taken)) == 3
     assert taken[1] == second
     assert taken[0].startswith(first)

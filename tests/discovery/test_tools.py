@@ -48,12 +48,8 @@ def operation(**given: Any) -> ApiOperation:
 
 
 def test_the_gateways_tools_have_closed_schemas_and_fixed_names() -> None:
-    assert [tool.name for tool in GATEWAY_TOOLS] == [
-        "search_resources",
-        "get_api",
-        "proxy_tool_call",
-        "list_my_calls",
-    ]
+    names = "search_resources get_api proxy_tool_call list_my_calls"
+    assert [tool.name for tool in GATEWAY_TOOLS] == names.split()
     for tool in GATEWAY_TOOLS:
         assert NAME.fullmatch(tool.name)
         assert tool.input_schema["type"] == "object"

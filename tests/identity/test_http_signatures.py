@@ -26,6 +26,8 @@ from tollway.limits import DEFAULT_LIMITS
 ORIGIN = parse_origin("https://gw.example.com")
 NOW = 1_795_239_000
 BODY = b'{"name":"Weather"}'
+BARE = SignedRequest(method="GET", raw_path=b"/api/v2/history", query=b"", headers=[], body=b"")
+CREATE = replace(BARE, method="POST", raw_path=b"/api/v2/apis", query=b"dry_run=true", body=BODY)
 KEYID = "erc8128:8453:0x" + "ab" * 20
 
 
@@ -71,19 +73,13 @@ class TestVector:
         text = self.TEXT.format(digest=digest, keyid=keyid)
         signature = bytes(account.sign_message(encode_defunct(text=text)).signature)
         params = text.rsplit('"@signature-params": ', 1)[1]
-        request = SignedRequest(
-            method="POST",
-            raw_path=b"/api/v2/apis",
-            query=b"dry_run=true",
-            headers=[
-                (b"host", b"somebody.else.example"),
-                (b"content-digest", f"sha-256=:{digest}:".encode()),
-                (b"signature-input", f"eth={params}".encode()),
-                (b"signature", f"eth=:{base64.b64encode(signature).decode()}:".encode()),
-            ],
-            body=BODY,
-        )
-        outcome = read(request)
+        headers = [
+            (b"host", b"somebody.else.example"),
+            (b"content-digest", f"sha-256=:{digest}:".encode()),
+            (b"signature-input", f"eth={params}".encode()),
+            (b"signature", f"eth=:{base64.b64encode(signature).decode()}:".encode()),
+        ]
+        outcome = read(replace(CREATE, headers=headers))
         assert not isinstance(outcome, Problem)
         (proof,) = outcome
         assert str(recover(proof.digest, proof.signature)) == account.address
@@ -100,9 +96,7 @@ class TestVector:
 
         address = Address.parse(account.address)
         headers = signature_headers(
-            SignedRequest(
-                method="POST", raw_path=b"/api/v2/apis", query=b"dry_run=true", headers=[], body=BODY
-            ),
+            CREATE,
             origin=ORIGIN,
             address=address,
             chain_id=ChainId(8453),
@@ -236,18 +230,8 @@ PARAMETERS = [
 
 def test_the_required_parameters_of_a_signature() -> None:
     for member, reason in PARAMETERS:
-        request = SignedRequest(
-            method="GET",
-            raw_path=b"/api/v2/history",
-            query=b"",
-            headers=[
-                (b"accept", b" a "),
-                (b"accept", b"b"),
-                (b"signature-input", f"eth={member}".encode()),
-                (b"signature", b"eth=:AAAA:"),
-            ],
-            body=b"",
-        )
+        signed = [(b"signature-input", f"eth={member}".encode()), (b"signature", b"eth=:AAAA:")]
+        request = replace(BARE, headers=[(b"accept", b" a "), (b"accept", b"b"), *signed])
         assert reason_of(read(request)) == reason, member
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.kit.metering import sample_metering
 from tests.kit.narrowing import of_type
+from tests.kit.openapi_documents import openapi_document
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price
 from tollway.registry.draft import Draft, DraftRules, create_listing, parse_draft
@@ -66,10 +67,8 @@ def test_warnings(subject: Listing, codes: list[str]) -> None:
 def test_a_warning_names_headers_that_are_not_forwarded() -> None:
     names = ["X-Lang", "x-lang", "Accept", "Range", "X-Known", "X-Payment", "X-Tenant"]
     parameters = [{"name": name, "in": "header"} for name in names]
-    document = {
-        "openapi": "3.1.0",
-        "paths": {"/a": {"get": {"parameters": parameters}, "post": {"parameters": parameters}}},
-    }
+    operation = {"parameters": parameters}
+    document = openapi_document({"/a": {"get": operation, "post": operation}})
     (warnings,) = list_warnings(replace(listing("0"), openapi=document, forward_headers=("x-known",)), ASSETS)
     assert (warnings.code, warnings.pointer) == ("header_not_forwarded", "/forwardHeaders")
     assert warnings.detail.endswith("contain: X-Lang, X-Tenant.")
@@ -77,17 +76,12 @@ def test_a_warning_names_headers_that_are_not_forwarded() -> None:
 
 def test_a_warning_names_response_headers_that_no_caller_gets() -> None:
     promised = {"headers": {"X-Accel-Expires": {}, "ETag": {}, "Content-Length": {}, "Set-Cookie": {}, 7: {}}}
-    document = {
-        "openapi": "3.1.0",
-        "paths": {
-            "/a": {
-                "get": {"responses": {"200": {"$ref": "#/components/responses/Promised"}}},
-                "post": {"responses": {"default": promised, "404": None}},
-                "put": {"responses": []},
-            }
-        },
-        "components": {"responses": {"Promised": promised}},
+    entry = {
+        "get": {"responses": {"200": {"$ref": "#/components/responses/Promised"}}},
+        "post": {"responses": {"default": promised, "404": None}},
+        "put": {"responses": []},
     }
+    document = openapi_document({"/a": entry}, components={"responses": {"Promised": promised}})
     (warning,) = list_warnings(replace(listing("0"), openapi=document), ASSETS)
     assert (warning.code, warning.pointer) == ("header_not_returned", "/openapi")
     assert warning.detail.endswith("gets: x-accel-expires, set-cookie.")

@@ -1,5 +1,7 @@
 """The words of a text, of a query and of a listing."""
 
+from typing import Any
+
 from tests.kit.listings import PROVIDER, sample_listing
 from tollway.money import Price
 from tollway.registry.listing import Operation
@@ -98,21 +100,12 @@ def test_a_query_means_its_words_without_those_of_every_question() -> None:
 
 
 def test_operations_are_searched_by_the_words_of_their_names() -> None:
-    paths = {
-        "/v1/cities/{cityName}": {
-            "get": {"operationId": "getWeatherByCity", "summary": "A forecast, by HTTPClient"}
-        },
-        "/v1/cities": {"get": {"operationId": 7, "summary": None}},
-    }
+    named = {"operationId": "getWeatherByCity", "summary": "A forecast, by HTTPClient"}
+    odd = {"operationId": 7, "summary": None}
+    paths = {"/v1/cities/{cityName}": {"get": named}, "/v1/cities": {"get": odd}}
     priced = Operation(method="GET", path="/storm-alerts", price=Price.parse("1"))
-    listing = sample_listing(
-        provider=PROVIDER,
-        name="One two",
-        description="Three",
-        tags=("four five",),
-        openapi={"paths": paths},
-        operations=(priced,),
-    )
+    texts: dict[str, Any] = {"name": "One two", "description": "Three", "tags": ("four five",)}
+    listing = sample_listing(provider=PROVIDER, openapi={"paths": paths}, operations=(priced,), **texts)
     name, description, tags, operations, _ = searched_words(listing)
     assert (name, description, tags) == (("one", "two"), ("three",), ("four", "five"))
     assert " ".join(operations) == "storm alerts v1 cities city name get weather by a forecast httpclient"

@@ -126,10 +126,6 @@ def test_an_asset_that_is_not_configured_any_more_has_no_amount() -> None:
 
 
 def test_the_data_of_a_listing_and_of_a_gap() -> None:
-    assert listing_data("api_1", "Quotes", PROVIDER, state="down") == {
-        "apiId": "api_1",
-        "apiName": "Quotes",
-        "provider": str(PROVIDER),
-        "state": "down",
-    }
+    data = listing_data("api_1", "Quotes", PROVIDER, state="down")
+    assert data == {"apiId": "api_1", "apiName": "Quotes", "provider": str(PROVIDER), "state": "down"}
     assert gap_data(from_at="a", to_at="b") == {"from": "a", "to": "b"}
