@@ -2,16 +2,18 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import coincurve
 import pytest
+from sqlalchemy import Table
 
 from tests.kit.chain import MemoryChain
 from tests.kit.clocks import Clock
 from tests.kit.ledger_records import NOW_MS
 from tests.kit.lookup_counter import LookupCounter
-from tests.kit.narrowing import existing
+from tests.kit.narrowing import existing, problem_of
 from tests.kit.payer import KeyWallet
 from tollway.chain.port import ContractResult
 from tollway.errors import Code, Refusal
@@ -30,22 +32,12 @@ WALLET = OPERATOR.address
 PUBLIC, ADMIN = parse_origin("https://gw.example.com"), parse_origin("http://127.0.0.1:9402")
 
 
-class Entropy:
-    """Another byte for each draw."""
-
-    def __init__(self) -> None:
-        self._number = 0
-
-    def __call__(self, size: int) -> bytes:
-        self._number += 1
-        return bytes([self._number]) * size
-
-
 class Setup:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.clock = Clock(NOW_MS)
-        self.entropy = Entropy()
+        numbers = count(1)
+        self.entropy = lambda size: bytes([next(numbers)]) * size
         self.store = SqlAdminSessions(database)
         self.sign_in = self.open_gateway(frozenset({WALLET}))
 
@@ -60,14 +52,11 @@ class Setup:
             now_ms=self.clock,
             entropy=self.entropy,
         )
-        return AdminSignIn(
-            self.store,
-            sign_in,
-            operators=operators,
-            public_origin=PUBLIC,
-            now_ms=self.clock,
-            entropy=self.entropy,
-        )
+        given: Any = {"public_origin": PUBLIC, "now_ms": self.clock, "entropy": self.entropy}
+        return AdminSignIn(self.store, sign_in, operators=operators, **given)
+
+    async def read_rows(self, table: Table) -> list[Any]:
+        return await self.database.read(lambda connection: list(connection.execute(table.select())))
 
     async def make_code(self) -> str:
         return await create_code(self.store, actor="alice@gw-1", now_ms=self.clock.ms, entropy=self.entropy)
@@ -115,9 +104,7 @@ async def test_a_sign_in_deletes_what_has_expired(setup: Setup) -> None:
     setup.clock.ms += SESSION_TTL_S * 1000
     assert await setup.sign_in.open_session(await setup.make_code()) is not None
     for table, left in ((admin_code_table, 0), (admin_session_table, 1)):
-        query = table.select()
-        rows = await setup.database.read(lambda connection, query=query: connection.execute(query).all())
-        assert len(rows) == left
+        assert len(await setup.read_rows(table)) == left
 
 
 # ---- Wallets of the setting `operators`.
@@ -127,6 +114,10 @@ async def sign_in_by_wallet(setup: Setup, sign_in: AdminSignIn) -> str:
     challenge = await sign_in.create_challenge(ADMIN)
     text = challenge.format_message(address=WALLET, chain_id=ChainId(1))
     signature = OPERATOR.sign(eip191_digest(text.encode()))
+    return await show(sign_in, text, signature)
+
+
+async def show(sign_in: AdminSignIn, text: str, signature: bytes) -> str:
     return await sign_in.open_wallet_session(
         origin=ADMIN, text=text, signature=signature, client_address="127.0.0.1"
     )
@@ -167,14 +158,9 @@ async def test_no_answer_of_a_node_opens_a_session(setup: Setup) -> None:
     for name, signature in NOT_OF_A_KEY.items():
         challenge = await sign_in.create_challenge(ADMIN)
         text = challenge.format_message(address=WALLET, chain_id=chain.chain_ids[0])
-        with pytest.raises(Refusal) as refused:
-            await sign_in.open_wallet_session(
-                origin=ADMIN, text=text, signature=signature, client_address="127.0.0.1"
-            )
-        assert refused.value.problem.code is Code.INVALID_SIGNATURE, name
+        assert (await problem_of(show(sign_in, text, signature))).code is Code.INVALID_SIGNATURE, name
         assert chain.calls == 0, name
-    query = admin_session_table.select()
-    assert await setup.database.read(lambda connection: connection.execute(query).all()) == []
+    assert await setup.read_rows(admin_session_table) == []
 
 
 async def test_a_message_for_another_gateway_opens_no_session(setup: Setup) -> None:
@@ -183,19 +169,14 @@ async def test_a_message_for_another_gateway_opens_no_session(setup: Setup) -> N
     own = parse_sign_in(challenge.format_message(address=WALLET, chain_id=ChainId(1)))
     assert own.statement == "Sign in to the operator's pages of https://gw.example.com"
 
-    async def show(statement: str | None) -> str:
+    async def show_with(statement: str | None) -> str:
         text = format_sign_in(replace(own, statement=statement))
-        return await setup.sign_in.open_wallet_session(
-            origin=ADMIN,
-            text=text,
-            signature=OPERATOR.sign(eip191_digest(text.encode())),
-            client_address="127.0.0.1",
-        )
+        return await show(setup.sign_in, text, OPERATOR.sign(eip191_digest(text.encode())))
 
     for statement in (None, STATEMENT, "Sign in to the operator's pages of https://other.example"):
         with pytest.raises(Refusal, match="its statement names no gateway or another one"):
-            await show(statement)
-    assert await setup.sign_in.find_session(await show(own.statement)) is not None
+            await show_with(statement)
+    assert await setup.sign_in.find_session(await show_with(own.statement)) is not None
 
 
 async def test_a_session_of_a_link_is_of_no_wallet(setup: Setup) -> None:
@@ -216,6 +197,4 @@ async def test_a_wallet_session_deletes_what_has_expired(setup: Setup) -> None:
     await sign_in_by_wallet(setup, setup.sign_in)
     setup.clock.ms += SESSION_TTL_S * 1000
     await sign_in_by_wallet(setup, setup.sign_in)
-    query = admin_session_table.select()
-    rows = await setup.database.read(lambda connection: connection.execute(query).all())
-    assert len(rows) == 1
+    assert len(await setup.read_rows(admin_session_table)) == 1

@@ -110,32 +110,26 @@ async def of_calls(calls_url: str) -> AsyncIterator[Database]:
         yield database
 
 
+def in_index(index: str, terms: str) -> tuple[str, str]:
+    """What a plan says of a search in an index, on SQLite and on PostgreSQL."""
+    return f"{index} ({terms}", f"using {index}"
+
+
 # what is asked -> on SQLite and on PostgreSQL, the search of the page
-TIME = "ix_call_payer_time (payer=?", "ix_call_payer_time on call"
+TIME = in_index("ix_call_payer_time", "payer=?")
+LISTED = ListingId("api_1")
 HISTORIES: list[tuple[dict[str, Any], str, str]] = [
-    ({}, *TIME),
-    (
-        {"offset": 1_000},
-        "COVERING INDEX ix_call_payer_time (payer=?",
-        "Index Only Scan Backward using ix_call_payer_time",
-    ),
-    ({"from_ms": NOW_MS + 9}, "ix_call_payer_time (payer=? AND created_ms>?", TIME[1]),
-    ({"to_ms": NOW_MS + 999}, "ix_call_payer_time (payer=? AND created_ms<?", TIME[1]),
-    ({"before": CallId(f"call_{77:026}")}, "ix_call_payer_time (payer=? AND", TIME[1]),
-    ({"status": "succeeded"}, *TIME),
-    ({"status": "failed"}, "ix_call_payer_failed (payer=?", "using ix_call_payer_failed"),
-    ({"status": "unknown"}, "ix_call_payer_unknown (payer=?", "using ix_call_payer_unknown"),
+    ({}, TIME[0], f"{TIME[1]} on call"),
+    ({"offset": 1_000}, f"COVERING INDEX {TIME[0]}", "Index Only Scan Backward using ix_call_payer_time"),
+    ({"from_ms": NOW_MS + 9}, f"{TIME[0]} AND created_ms>?", f"{TIME[1]} on call"),
+    ({"to_ms": NOW_MS + 999}, f"{TIME[0]} AND created_ms<?", f"{TIME[1]} on call"),
+    ({"before": CallId(f"call_{77:026}")}, f"{TIME[0]} AND", f"{TIME[1]} on call"),
+    ({"status": "succeeded"}, TIME[0], f"{TIME[1]} on call"),
+    ({"status": "failed"}, *in_index("ix_call_payer_failed", "payer=?")),
+    ({"status": "unknown"}, *in_index("ix_call_payer_unknown", "payer=?")),
     ({"status": "pending"}, "ix_call_forwarding", "ix_call_forwarding"),
-    (
-        {"listing_id": ListingId("api_1")},
-        "ix_call_payer_listing (payer=? AND listing_key=?",
-        "using ix_call_payer_listing",
-    ),
-    (
-        {"listing_id": ListingId("api_1"), "status": "failed"},
-        "ix_call_payer_failed (payer=?",
-        "using ix_call_payer_",
-    ),
+    ({"listing_id": LISTED}, *in_index("ix_call_payer_listing", "payer=? AND listing_key=?")),
+    ({"listing_id": LISTED, "status": "failed"}, "ix_call_payer_failed (payer=?", "using ix_call_payer_"),
 ]
 
 
@@ -188,44 +182,23 @@ def listings_url(request: pytest.FixtureRequest) -> Iterator[str]:
             own_tags = ["rare"] if is_rare else []
             features = list_features(weights, tags=own_tags, networks=(), currency=one.currency)
             change_features(connection, number, before=(), after=features)
-        tags = [
-            {
-                "tag": "rare" if seq % 100 == 0 else f"other {seq % 7}" if seq % 3 else "often",
-                "listing_seq": seq,
-            }
-            for seq in range(1, LISTINGS)
-        ]
-        connection.execute(insert(tag_table), tags)
-        networks = [
-            {"chain_id": 10 if seq % 100 == 0 else seq % 3, "listing_seq": seq} for seq in range(1, LISTINGS)
-        ]
-        connection.execute(insert(network_table), networks)
+        seqs = range(1, LISTINGS)
+        tags = ["rare" if seq % 100 == 0 else f"other {seq % 7}" if seq % 3 else "often" for seq in seqs]
+        rows = [{"tag": tag, "listing_seq": seq} for seq, tag in enumerate(tags, 1)]
+        connection.execute(insert(tag_table), rows)
+        chains = [10 if seq % 100 == 0 else seq % 3 for seq in seqs]
+        rows = [{"chain_id": chain_id, "listing_seq": seq} for seq, chain_id in enumerate(chains, 1)]
+        connection.execute(insert(network_table), rows)
         quality = {"calls": 50, "day": 1, "p50_ms": 5, "p95_ms": 9}
-        grades = [
-            {
-                **quality,
-                "listing_seq": seq,
-                "success_ppm": 1_000 if seq % 50 else 999_000,
-                "score": seq * 7_919 % 5_000,
-            }
-            for seq in range(1, LISTINGS)
-        ]
-        connection.execute(insert(quality_table), grades)
-        for grade in grades:
-            rate = rate_feature(int(grade["success_ppm"]))
-            change_features(connection, int(grade["listing_seq"]), before=(), after=[rate])
-        proof = {
-            "origin": "https://a.example",
-            "method": "file",
-            "checked_ms": 1,
-            "failures": 0,
-            "owned_by_another": False,
-        }
-        owned = [
-            {**proof, "listing_seq": seq, "verified_ms": None if seq % 30 else 7}
-            for seq in range(1, LISTINGS)
-        ]
-        connection.execute(insert(ownership_table), owned)
+        for seq in seqs:
+            ppm = 1_000 if seq % 50 else 999_000
+            graded = {"listing_seq": seq, "success_ppm": ppm, "score": seq * 7_919 % 5_000}
+            connection.execute(insert(quality_table).values(**quality, **graded))
+            change_features(connection, seq, before=(), after=[rate_feature(ppm)])
+        proof = {"origin": "https://a.example", "method": "file", "checked_ms": 1, "failures": 0}
+        owned = [{"listing_seq": seq, "verified_ms": None if seq % 30 else 7} for seq in seqs]
+        found = [{**proof, **row, "owned_by_another": False} for row in owned]
+        connection.execute(insert(ownership_table), found)
         connection.execute(total_table.update().values(shown=LISTINGS))
 
     yield from make_filled(request, "plans_of_listings", lambda database: database.write(write, is_long=True))
@@ -256,63 +229,40 @@ def count_exactly_to(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         monkeypatch.setattr(f"tollway.storage.catalog.{module}.TOTAL_EXACT_MAX", most)
 
 
+def in_index_alone(index: str, terms: str = "") -> tuple[str, str]:
+    """The same, without a look at the rows."""
+    return f"COVERING INDEX {index}{f' ({terms}' if terms else ''}", f"using {index}"
+
+
+BY_PRICE = in_index_alone("ix_listing_price", "currency=?")
+TAGGED = ("SEARCH tagged USING COVERING INDEX", "using pk_listing_tag")
 PAGES: list[tuple[dict[str, Any], str, str]] = [
-    ({}, "COVERING INDEX ix_listing_shown", "using ix_listing_shown"),
-    ({"sort": "name"}, "COVERING INDEX ix_listing_name", "using ix_listing_name"),
-    (
-        {"provider": PROVIDER},
-        "COVERING INDEX ix_listing_provider (provider=? AND is_shown=?",
-        "using ix_listing_provider",
-    ),
+    ({}, *in_index_alone("ix_listing_shown")),
+    ({"sort": "name"}, *in_index_alone("ix_listing_name")),
+    ({"provider": PROVIDER}, *in_index_alone("ix_listing_provider", "provider=? AND is_shown=?")),
     (
         {"provider": PROVIDER, "currency": "USDC"},
-        "COVERING INDEX ix_listing_provider_currency (provider=? AND currency=? AND is_shown=?",
-        "using ix_listing_provider_currency",
+        *in_index_alone("ix_listing_provider_currency", "provider=? AND currency=? AND is_shown=?"),
     ),
-    (
-        {"pay_to": PROVIDER},
-        "COVERING INDEX ix_listing_payee (pay_to=? AND is_shown=?",
-        "using ix_listing_payee",
-    ),
-    (
-        {"currency": "USDC"},
-        "COVERING INDEX ix_listing_currency (currency=? AND is_shown=?",
-        "using ix_listing_currency",
-    ),
-    (
-        {"currency": "USDC", "sort": "price"},
-        "COVERING INDEX ix_listing_price (currency=?",
-        "using ix_listing_price",
-    ),
-    (
-        {"currency": "USDC", "sort": "-price"},
-        "COVERING INDEX ix_listing_price (currency=?",
-        "using ix_listing_price",
-    ),
+    ({"pay_to": PROVIDER}, *in_index_alone("ix_listing_payee", "pay_to=? AND is_shown=?")),
+    ({"currency": "USDC"}, *in_index_alone("ix_listing_currency", "currency=? AND is_shown=?")),
+    ({"currency": "USDC", "sort": "price"}, *BY_PRICE),
+    ({"currency": "USDC", "sort": "-price"}, *BY_PRICE),
     ({"tag": "often"}, "(tag=?", "using pk_listing_tag"),
     ({"network": ChainId(1)}, "(chain_id=?", "using pk_listing_network"),
-    ({"tag": "rare", "provider": PROVIDER}, "SEARCH tagged USING COVERING INDEX", "using pk_listing_tag"),
+    ({"tag": "rare", "provider": PROVIDER}, *TAGGED),
     (
         {"tag": "often", "network": ChainId(10)},
-        "SEARCH networked USING COVERING INDEX",
-        "using pk_listing_network",
+        *("SEARCH networked USING COVERING INDEX", "using pk_listing_network"),
     ),
-    (
-        {"min_success_rate": 0.9},
-        "COVERING INDEX ix_listing_quality_success (success_ppm>?)",
-        "using ix_listing_quality_success",
-    ),
+    ({"min_success_rate": 0.9}, *in_index_alone("ix_listing_quality_success", "success_ppm>?)")),
     (
         {"verified": True},
         "SCAN by_ix_listing_ownership_verified USING INDEX ix_listing_ownership_verified",
         "using ix_listing_ownership_verified",
     ),
-    ({"verified": False}, "COVERING INDEX ix_listing_shown", "using ix_listing_shown"),
-    (
-        {"tag": "rare", "verified": True, "min_success_rate": 0.0},
-        "SEARCH tagged USING COVERING INDEX",
-        "using pk_listing_tag",
-    ),
+    ({"verified": False}, *in_index_alone("ix_listing_shown")),
+    ({"tag": "rare", "verified": True, "min_success_rate": 0.0}, *TAGGED),
 ]
 
 
@@ -329,28 +279,33 @@ async def test_a_list_begins_with_the_smallest_set_in_its_index(of_listings: Dat
             assert not is_sorted(page), (asked, page)
 
 
+# what is spelled, misspelled, matched, filtered, measured, by name
+STEPS = {
+    "sqlite": (
+        "COVERING INDEX ix_search_spelling_word (word>? AND word<?)",
+        "SEARCH search_spelling USING PRIMARY KEY (spelling=?)",
+        "SEARCH search_block USING PRIMARY KEY (feature=? AND block>? AND block<?)",
+        "SEARCH search_block USING PRIMARY KEY (feature=? AND block=?)",
+        "quality USING INTEGER PRIMARY KEY",
+        "COVERING INDEX ix_listing_name",
+    ),
+    "postgresql": (
+        "ix_search_spelling_word",
+        "pk_search_spelling",
+        "pk_search_block",
+        "pk_search_block",
+        "pk_listing_quality",
+        "using ix_listing_name",
+    ),
+}
+
+
 async def test_the_words_of_a_search_are_looked_up_in_their_indexes(
     of_listings: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Completions, spellings, the blocks of the words, and the words, quality and rows of the candidates. A filter with many listings is tested for each of those."""
     count_exactly_to(monkeypatch, 50)
-    is_sqlite = of_listings.dialect == "sqlite"
-    spelled = (
-        "COVERING INDEX ix_search_spelling_word (word>? AND word<?)"
-        if is_sqlite
-        else "ix_search_spelling_word"
-    )
-    misspelled = (
-        "SEARCH search_spelling USING PRIMARY KEY (spelling=?)" if is_sqlite else "pk_search_spelling"
-    )
-    matched = (
-        "SEARCH search_block USING PRIMARY KEY (feature=? AND block>? AND block<?)"
-        if is_sqlite
-        else "pk_search_block"
-    )
-    filtered = "SEARCH search_block USING PRIMARY KEY (feature=? AND block=?)" if is_sqlite else matched
-    measured = "quality USING INTEGER PRIMARY KEY" if is_sqlite else "pk_listing_quality"
-    by_name = "COVERING INDEX ix_listing_name" if is_sqlite else "using ix_listing_name"
+    spelled, misspelled, matched, filtered, measured, by_name = STEPS[of_listings.dialect]
     searches: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"words": "zeppelin"}, (spelled, matched)),
         ({"words": "zepelin"}, (spelled, misspelled, matched)),
@@ -396,13 +351,8 @@ async def test_sets_that_are_too_large_to_sort_are_walked_in_the_order_of_the_pa
         ("newest", "ix_listing_currency", 0.0),
         ("name", "ix_listing_name", 0.0),
     ):
-        query = ListingQuery(
-            tag="often",
-            currency="USDC",
-            price_nano_max=10**9,
-            min_success_rate=rate,
-            sort=sort,  # type: ignore[arg-type]
-        )
+        filters: dict[str, Any] = {"tag": "often", "currency": "USDC", "price_nano_max": 10**9}
+        query = ListingQuery(min_success_rate=rate, sort=sort, **filters)  # type: ignore[arg-type]
         page = (await read_plans(of_listings, partial(find_page, query=query)))[-1]
         assert f" {index}" in page or (sort == "newest" and "tag" in page), page
         assert not is_sorted(page), page
@@ -414,10 +364,7 @@ async def test_a_large_measured_set_is_walked_by_age(
     count_exactly_to(monkeypatch, 50)
     query = ListingQuery(min_success_rate=0.0)
     page = (await read_plans(of_listings, partial(find_page, query=query)))[-1]
-    wanted = {
-        "sqlite": "SCAN measured",
-        "postgresql": "pk_listing_quality",
-    }  # SQLite: by rowid
+    wanted = {"sqlite": "SCAN measured", "postgresql": "pk_listing_quality"}  # SQLite: by rowid
     assert wanted[of_listings.dialect] in page or "ix_listing_shown" in page, page
     assert not is_sorted(page), page
 

@@ -42,6 +42,9 @@ class Gateway:
         self.answers = ResponseStore(database, sealer=self.sealer)
         self.rotation = KeyRotation(database, sealer=self.sealer)
 
+    async def reencrypt(self) -> KeyCounts:
+        return await self.rotation.reencrypt(origin=operator_origin())
+
     async def publish(self, *numbers: int) -> None:
         async with asyncio.TaskGroup() as group:
             for number in numbers:
@@ -72,26 +75,23 @@ def call(number: int) -> CallId:
     return CallId(f"call_{number}")
 
 
-def counts(
-    *, secrets: SealCount | None = None, responses: SealCount | None = None, reencrypted: int = 0
-) -> KeyCounts:
-    return KeyCounts(
-        secrets=secrets or SealCount(), responses=responses or SealCount(), reencrypted=reencrypted
-    )
+def counts(**given: Any) -> KeyCounts:
+    return KeyCounts(**{"secrets": SealCount(), "responses": SealCount(), "reencrypted": 0, **given})
+
+
+def open_phases(database: Database) -> tuple[Gateway, Gateway, Gateway]:
+    """The gateways before, during and after a change of the key."""
+    return Gateway(database, OLD), Gateway(database, NEW, OLD), Gateway(database, NEW)
 
 
 async def test_a_database_without_secrets_needs_nothing(database: Database) -> None:
     gateway = Gateway(database, NEW, OLD)
     await gateway.catalog.publish(sample_listing(provider=PROVIDER))
-    assert (
-        await gateway.rotation.reencrypt(origin=operator_origin())
-        == await gateway.rotation.count()
-        == counts()
-    )
+    assert await gateway.reencrypt() == await gateway.rotation.count() == counts()
 
 
 async def test_a_change_of_the_key_from_its_beginning_to_its_end(database: Database) -> None:
-    before, during, after = (Gateway(database, *keys) for keys in ((OLD,), (NEW, OLD), (NEW,)))
+    before, during, after = open_phases(database)
     await before.publish(*range(110))
     await before.keep(*range(20))
     await during.publish(110)
@@ -100,11 +100,11 @@ async def test_a_change_of_the_key_from_its_beginning_to_its_end(database: Datab
     )
     await during.check(range(111), range(20))
     new = counts(secrets=SealCount(current=111), responses=SealCount(current=20))
-    assert await during.rotation.reencrypt(origin=operator_origin()) == replace(new, reencrypted=130)
+    assert await during.reencrypt() == replace(new, reencrypted=130)
     assert await during.rotation.count() == new
     (entry,) = await AuditLogStore(database).list_audit_entries(limit=5)
     assert (entry.kind, entry.target, entry.origin) == ("reencrypt_secrets", "secrets", operator_origin())
-    assert await during.rotation.reencrypt(origin=operator_origin()) == new
+    assert await during.reencrypt() == new
     await after.check(range(111), range(20))
     await Gateway(database, NEW, OLD).check(range(111), range(20))
 
@@ -143,18 +143,17 @@ class Interrupted(Exception):
 async def test_an_interrupted_run_loses_nothing_and_the_next_one_takes_the_rest(
     database: Database, after_commit: bool
 ) -> None:
-    before, during, after = (Gateway(database, *keys) for keys in ((OLD,), (NEW, OLD), (NEW,)))
+    before, during, after = open_phases(database)
     await before.publish(*range(110))
     await before.keep(*range(20))
     interrupted = InterruptedDatabase(database, after_commit=after_commit)
+    rotation = KeyRotation(cast("Database", interrupted), sealer=during.sealer)
     with pytest.raises(Interrupted):
-        await KeyRotation(cast("Database", interrupted), sealer=during.sealer).reencrypt(
-            origin=operator_origin()
-        )
+        await rotation.reencrypt(origin=operator_origin())
     await during.check(range(110), range(20))
     left = (await during.rotation.count()).older
     assert left == (20 if after_commit else 30)
-    assert (await during.rotation.reencrypt(origin=operator_origin())).reencrypted == left
+    assert (await during.reencrypt()).reencrypted == left
     await after.check(range(110), range(20))
 
 
@@ -163,7 +162,7 @@ async def test_values_that_no_key_opens_are_counted_and_left_unchanged(database:
     await foreign.publish(*range(30))
     await foreign.keep(1)
     await Gateway(database, OLD).publish(30)
-    found = await gateway.rotation.reencrypt(origin=operator_origin())
+    found = await gateway.reencrypt()
     assert found.reencrypted == 1
     assert (found.secrets.current, found.secrets.older, found.secrets.lost) == (1, 0, 30)
     assert found.responses == SealCount(lost=1, lost_ids=["call_1"])
@@ -179,7 +178,7 @@ async def test_a_value_moved_to_another_row_is_lost_and_not_encrypted_again(data
     moved = update(listing_table).where(columns.id == "api_2").values(auth_sealed=first)
     await database.write(lambda connection: connection.execute(moved))
     gateway = Gateway(database, NEW, OLD)
-    found = await gateway.rotation.reencrypt(origin=operator_origin())
+    found = await gateway.reencrypt()
     assert found == counts(secrets=SealCount(current=1, lost=1, lost_ids=["api_2"]), reencrypted=1)
     entry = existing(await gateway.catalog.find(ListingId("api_2")))
     assert entry.listing.upstream_auth is not None
@@ -187,7 +186,7 @@ async def test_a_value_moved_to_another_row_is_lost_and_not_encrypted_again(data
 
 
 async def test_the_secrets_of_forwarded_calls_follow_the_key(database: Database) -> None:
-    before, during, after = (Gateway(database, *keys) for keys in ((OLD,), (NEW, OLD), (NEW,)))
+    before, during, after = open_phases(database)
     shared = sample_listing(
         provider=PROVIDER, id=ListingId("api_1"), forward_signature="hmac-sha256", forward_secret=b"s" * 32
     )
@@ -197,7 +196,7 @@ async def test_the_secrets_of_forwarded_calls_follow_the_key(database: Database)
     assert await during.rotation.count() == counts(secrets=SealCount(older=1))
     # Another change of the listing, by a gateway without the key, leaves the secret as it is.
     await after.catalog.revise(replace(lost.listing, name="Other"), expected_revision=1)
-    assert (await during.rotation.reencrypt(origin=operator_origin())).reencrypted == 1
+    assert (await during.reencrypt()).reencrypted == 1
     again = Gateway(database, NEW)
     entry = existing(await again.catalog.find(shared.id))
     assert (entry.listing.name, entry.listing.forward_secret) == ("Other", b"s" * 32)
@@ -227,7 +226,7 @@ async def test_reencryption_changes_the_encrypted_columns_alone(database: Databa
         ]
 
     before = await read()
-    assert (await Gateway(database, NEW, OLD).rotation.reencrypt(origin=operator_origin())).reencrypted == 2
+    assert (await Gateway(database, NEW, OLD).reencrypt()).reencrypted == 2
     assert await read() == before
 
 
@@ -246,9 +245,9 @@ async def test_a_secret_that_its_provider_changes_during_reencryption_is_kept(da
         for number in range(0, count, 2):
             group.create_task(revise(number))
         for _ in range(3):
-            group.create_task(rotating.rotation.reencrypt(origin=operator_origin()))
+            group.create_task(rotating.reencrypt())
     while (await rotating.rotation.count()).older:
-        await rotating.rotation.reencrypt(origin=operator_origin())
+        await rotating.reencrypt()
     last = Gateway(database, NEW)
     for number in range(count):
         entry = existing(await last.catalog.find(listing(number).id))
@@ -267,10 +266,10 @@ async def test_responses_are_replaced_and_pruned_during_a_reencryption(database:
                 old.answers.keep(call(number), another, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS + 1)
             )
         for _ in range(3):
-            group.create_task(changing.rotation.reencrypt(origin=operator_origin()))
+            group.create_task(changing.reencrypt())
         group.create_task(old.answers.prune(now_ms=NOW_MS + DAY_MS))
     while (await changing.rotation.count()).older:
-        await changing.rotation.reencrypt(origin=operator_origin())
+        await changing.reencrypt()
     last = Gateway(database, NEW)
     assert (await last.rotation.count()).responses.lost == 0
     for number in range(0, 40, 2):

@@ -114,15 +114,6 @@ def load_without_node(url: str, **given: str) -> Settings:
     return load_with_fixed_limits({**required, "TOLLWAY_DATABASE_URL": url, **given})
 
 
-@contextlib.asynccontextmanager
-async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
 async def leader_process(database: Database, duty: Duty = Duty.SWEEPER) -> int | None:
     leader = (await find_leaders(database)).get(duty)
     return None if leader is None else leader.server_process
@@ -181,13 +172,13 @@ async def test_a_leader_that_stops_is_followed_at_once(databases: list[PostgresD
 
 @pytest.mark.postgres
 async def test_another_takes_over_when_the_leader_is_gone(
-    databases: list[PostgresDatabase], postgres_url: str
+    databases: list[PostgresDatabase], operator: asyncpg.Connection
 ) -> None:
     """The kernel closes the connection of a process that was killed; the server does the same to a session that an
     operator ends."""
     one, two = Candidate(databases[0]), Candidate(databases[1])
     async with one.leading(), two.standing():
-        await end_session(postgres_url, await leader_process(databases[2]))
+        await end_session(operator, await leader_process(databases[2]))
         await until(lambda: one.heard[:2] == [True, False])
         await until(lambda: one.is_working or two.is_working)
         assert one.is_working != two.is_working
@@ -219,12 +210,12 @@ async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[Po
 
 @pytest.mark.postgres
 async def test_a_paused_leader_stops_its_work_at_its_next_check(
-    databases: list[PostgresDatabase], postgres_url: str
+    databases: list[PostgresDatabase], operator: asyncpg.Connection
 ) -> None:
     one = Candidate(databases[0])
     async with one.leading():
         first = await leader_process(databases[2])
-        await end_session(postgres_url, first)
+        await end_session(operator, first)
         await until(lambda: one.terms == 2 and one.is_working)  # it is the only gateway: it leads again
         assert await leader_process(databases[2]) != first
     assert one.heard == [True, False, True, False]
@@ -257,25 +248,24 @@ async def test_a_leader_in_another_session_leads_no_more(postgres_url: str) -> N
 
 @pytest.mark.postgres
 async def test_a_leader_keeps_its_lead_by_making_sure(
-    databases: list[PostgresDatabase], postgres_url: str
+    databases: list[PostgresDatabase], operator: asyncpg.Connection
 ) -> None:
     """The server counts the lease of a session from the end of its last statement. Each check of the lead is a statement in that session."""
     one = Candidate(databases[0])
     async with one.leading():
         first = await leader_process(databases[2])
         for _ in range(3):
-            before = await read_last_statement(postgres_url, first)
+            before = await read_last_statement(operator, first)
             await looks(one)
-            assert await read_last_statement(postgres_url, first) > before
+            assert await read_last_statement(operator, first) > before
         assert await leader_process(databases[2]) == first
         assert one.heard == [True]
 
 
-async def read_last_statement(url: str, process: int | None) -> datetime:
+async def read_last_statement(operator: asyncpg.Connection, process: int | None) -> datetime:
     query = "SELECT state_change FROM pg_stat_activity WHERE pid = $1"
-    async with connected(url) as connection:
-        moment: datetime = await connection.fetchval(query, process)
-        return moment
+    moment: datetime = await operator.fetchval(query, process)
+    return moment
 
 
 @pytest.mark.postgres
@@ -446,9 +436,8 @@ async def looks(*everybody: Candidate) -> None:
     await until(lambda: all(one.looks > seen + 5 for one, seen in zip(everybody, before, strict=True)))
 
 
-async def end_session(url: str, process: int | None) -> None:
-    async with connected(url) as connection:
-        await connection.execute("SELECT pg_terminate_backend($1)", process)
+async def end_session(operator: asyncpg.Connection, process: int | None) -> None:
+    await operator.execute("SELECT pg_terminate_backend($1)", process)
 
 
 # ---- `tollway gateway doctor`.

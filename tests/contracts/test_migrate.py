@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 
 from tests.kit.schema_writer import DRIVERS, list_statements, write_baseline
 from tollway.errors import StorageUnavailable
-from tollway.storage.engine.database import Database, connect_database
+from tollway.storage.engine.database import Database
 from tollway.storage.engine.migrate import (
     BASELINE,
     MIGRATIONS,
@@ -117,7 +117,10 @@ async def test_upgrade_twice_changes_nothing(database: Database) -> None:
     assert await schema_state(database) == "current"
 
 
-def columns_of(connection: Connection) -> dict[tuple[str, str], str]:
+Columns = dict[tuple[str, str], str]
+
+
+def columns_of(connection: Connection) -> Columns:
     tables = inspect(connection)
     return {
         (table, str(column["name"])): repr((column["type"], column["nullable"], column["default"]))
@@ -131,24 +134,18 @@ async def call_it(database: Database, revision: str) -> None:
     await database.write(lambda connection: connection.execute(rename, {"revision": revision}))
 
 
-@pytest.mark.parametrize("floor", ["", "0030_older", OLDEST_SERVICEABLE])
-async def test_newer_tables_whose_floor_this_version_reaches_are_ahead_and_stay_as_they_are(
-    database: Database, newer: Callable[[str], Path], floor: str
+@pytest.mark.parametrize(
+    ("floor", "state"),
+    [("", "ahead"), ("0030_older", "ahead"), (OLDEST_SERVICEABLE, "ahead"), ("9001_newer", "foreign")],
+)
+async def test_newer_tables_are_foreign_where_their_floor_is_above_this_version_and_stay_as_they_are(
+    database: Database, newer: Callable[[str], Path], floor: str, state: str
 ) -> None:
     await upgrade(database, migrations=newer(floor))
-    assert await schema_state(database) == "ahead"
-    await upgrade(database)
-    assert await schema_state(database) == "ahead"
+    assert await schema_state(database) == state
+    assert await upgrade(database) == state
+    assert await schema_state(database) == state
     assert await schema_state(database, migrations=newer(floor)) == "current"
-
-
-async def test_newer_tables_whose_floor_is_above_this_version_are_foreign(
-    database: Database, newer: Callable[[str], Path]
-) -> None:
-    await upgrade(database, migrations=newer("9001_newer"))
-    assert await schema_state(database) == "foreign"
-    assert await upgrade(database) == "foreign"
-    assert await schema_state(database, migrations=newer("9001_newer")) == "current"
 
 
 async def test_newer_tables_without_a_floor_are_foreign(database: Database) -> None:
@@ -202,9 +199,7 @@ async def test_a_migration_that_fails_leaves_the_tables_as_they_were(
     assert await database.read(columns_of) == before
 
 
-def find_changes(
-    before: dict[tuple[str, str], str], after: dict[tuple[str, str], str]
-) -> set[tuple[str, str]]:
+def find_changes(before: Columns, after: Columns) -> set[tuple[str, str]]:
     """The columns that older code could not use as before: changed, gone, or new in a known table without null and without a default."""
     known = {table for table, _ in before}
     added = {name for name in after if name not in before and name[0] in known}
@@ -239,20 +234,14 @@ def test_a_changed_a_lost_and_a_needed_column_are_found() -> None:
 
 @pytest.mark.postgres
 async def test_a_migration_does_not_make_a_busy_gateway_wait_for_long(
-    newer: Callable[[str], Path], postgres_url: str
+    newer: Callable[[str], Path], postgres_database: Database, operator: asyncpg.Connection
 ) -> None:
     """Later users of a table wait behind a waiting migration, so the migration gives up first."""
-    connection = await asyncpg.connect(postgres_url)
-    database = connect_database(postgres_url)
-    try:
-        async with connection.transaction():
-            await connection.execute('LOCK TABLE "call" IN ROW EXCLUSIVE MODE')
-            with pytest.raises(StorageUnavailable):
-                await upgrade(database, migrations=newer(""))
-            assert await schema_state(database) == "current"
-    finally:
-        await database.close()
-        await connection.close()
+    async with operator.transaction():
+        await operator.execute('LOCK TABLE "call" IN ROW EXCLUSIVE MODE')
+        with pytest.raises(StorageUnavailable):
+            await upgrade(postgres_database, migrations=newer(""))
+        assert await schema_state(postgres_database) == "current"
 
 
 async def test_a_database_without_tables_is_empty(database: Database) -> None:

@@ -1,13 +1,16 @@
 """What an operator reads, on both dialects: open calls, held payments, the figures of the fleet, the large tables, the release of each gateway."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, event, insert, select, text
+from sqlalchemy import Connection, delete, event, insert, select, text
 
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import NOW_MS, PROVIDER, claim_on, close_of, new_payment, operator_origin
+from tests.kit.ledger_steps import pay
+from tests.kit.query_plans import plans_of
 from tests.kit.webhooks import WebhookHarness
 from tollway.ledger.records import CallState
 from tollway.ledger.sales import CLOSE_DELAY_MS, HOUR_MS, floor_to
@@ -52,7 +55,7 @@ def open_calls(ledgers: Any) -> OpenCallStore:
 @IN_SQL
 async def test_lists_unknown_calls_the_oldest_first(ledgers: Any, open_calls: OpenCallStore) -> None:
     ledger = await ledgers.gateway("one")
-    (payment,) = await ledger.record_payments([new_payment(100)], now_ms=NOW_MS)
+    payment = await pay(ledger, 100)
     ids = []
     for _ in range(3):
         claim = claim_on(payment)
@@ -72,7 +75,7 @@ async def test_lists_unknown_calls_the_oldest_first(ledgers: Any, open_calls: Op
 @IN_SQL
 async def test_counts_held_payments(ledgers: Any, open_calls: OpenCallStore) -> None:
     ledger = await ledgers.gateway("one")
-    await ledger.record_payments([new_payment(100)], now_ms=NOW_MS)
+    await pay(ledger, 100)
     assert await open_calls.count_held_payments() == 0
     await ledger.mark_restored(origin=operator_origin())
     assert await open_calls.count_held_payments() == 1
@@ -114,20 +117,16 @@ def figures_of(database: Database, *, now_ms: int = NOW_MS) -> FleetFiguresStore
 @IN_SQL
 async def test_open_calls_are_counted_by_state_with_the_age_of_the_oldest(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
-    (payment,) = await ledger.record_payments([new_payment(100)], now_ms=NOW_MS)
+    payment = await pay(ledger, 100)
     claims = [claim_on(payment, 1) for _ in range(4)]
     for claim in claims:
         await ledger.claim(claim)
-    for claim, state in zip(
-        claims, (CallState.UNKNOWN, CallState.CONSUMED, CallState.RELEASED), strict=False
-    ):
+    ends = (CallState.UNKNOWN, CallState.CONSUMED, CallState.RELEASED)
+    for claim, state in zip(claims, ends, strict=False):
         await ledger.close(close_of(claim, state))
     figures = await figures_of(ledgers.database, now_ms=ledger.shared_ms() + 5_000).read()
-    assert {state: count for state, (count, _) in figures.open_calls.items()} == {
-        "forwarding": 1,
-        "settling": 0,
-        "unknown": 1,
-    }
+    counts = {state: count for state, (count, _) in figures.open_calls.items()}
+    assert counts == {"forwarding": 1, "settling": 0, "unknown": 1}
     assert figures.open_calls["settling"][1] == 0
     assert 5 <= figures.open_calls["unknown"][1] < 60
     assert (figures.audit_s, figures.audit_differences, figures.backup_s) == (None, None, None)
@@ -202,6 +201,11 @@ async def test_events_of_webhooks_are_counted_by_state(database: Database) -> No
     assert await count() == {"pending": 4, "dead": 2}
 
 
+def explain(asked: tuple[str, Any], connection: Connection) -> list[str]:
+    statement, values = asked
+    return plans_of(connection, lambda one: one.exec_driver_sql(statement, values))
+
+
 async def test_open_calls_and_events_are_found_by_their_indexes(sqlite_url: str) -> None:
     database = SqliteDatabase(Path(sqlite_url.removeprefix("sqlite:///")))
     statements: list[tuple[str, Any]] = []
@@ -214,15 +218,7 @@ async def test_open_calls_and_events_are_found_by_their_indexes(sqlite_url: str)
     try:
         await figures_of(database).read()
         counts = [one for one in statements if "count(*)" in one[0]]
-        plans = await database.read(
-            lambda connection: [
-                " ".join(
-                    row[3]
-                    for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
-                )
-                for statement, parameters in counts
-            ]
-        )
+        plans = [(await database.read(partial(explain, one)))[0] for one in counts]
     finally:
         await database.close()
     indexes = [f"ix_call_{state}" for state in ("forwarding", "settling", "unknown")]
@@ -231,12 +227,17 @@ async def test_open_calls_and_events_are_found_by_their_indexes(sqlite_url: str)
         assert index in plan, plan
 
 
-@IN_SQL
-async def test_the_large_tables_have_their_rows_and_their_oldest(ledgers: Any) -> None:
+async def claim_three(ledgers: Any) -> None:
+    """Three calls on one payment."""
     ledger = await ledgers.gateway("one")
-    (payment,) = await ledger.record_payments([new_payment(100)], now_ms=NOW_MS)
+    payment = await pay(ledger, 100)
     for _ in range(3):
         await ledger.claim(claim_on(payment, 1))
+
+
+@IN_SQL
+async def test_the_large_tables_have_their_rows_and_their_oldest(ledgers: Any) -> None:
+    await claim_three(ledgers)
     await ledgers.database.write(lambda connection: connection.execute(text("ANALYZE")))
     sizes = await BookFigures(ledgers.database).read_sizes()
     assert sizes.size_bytes > 10_000
@@ -251,17 +252,10 @@ async def test_the_large_tables_have_their_rows_and_their_oldest(ledgers: Any) -
 @IN_SQL
 async def test_a_table_without_an_estimate_is_counted(ledgers: Any) -> None:
     """A new PostgreSQL database has no statistics yet, and the key of `call_terms` is a hash."""
-    ledger = await ledgers.gateway("one")
-    (payment,) = await ledger.record_payments([new_payment(100)], now_ms=NOW_MS)
-    for _ in range(3):
-        await ledger.claim(claim_on(payment, 1))
+    await claim_three(ledgers)
     rows = {one.name: one.rows for one in (await BookFigures(ledgers.database).read_sizes()).tables}
-    assert {name: rows[name] for name in ("call", "payment", "call_terms", "stored_response")} == {
-        "call": 3,
-        "payment": 1,
-        "call_terms": 1,
-        "stored_response": 0,
-    }
+    expected = {"call": 3, "payment": 1, "call_terms": 1, "stored_response": 0}
+    assert {name: rows[name] for name in expected} == expected
 
 
 @IN_SQL
@@ -273,9 +267,8 @@ async def test_held_payments_are_listed_in_order_up_to_a_limit(ledgers: Any) -> 
     assert await figures.list_held() == ()
     await ledger.mark_restored(origin=operator_origin())
     held = await figures.list_held()
-    assert [str(one.tx_hash) for one in held] == [
-        str(payment.tx_hash) for payment in sorted(payments, key=lambda one: one.id)[:HELD_SHOWN]
-    ]
+    first = sorted(payments, key=lambda one: one.id)[:HELD_SHOWN]
+    assert [one.tx_hash for one in held] == [payment.tx_hash for payment in first]
     assert (held[0].units, held[0].payer, held[0].recorded_ms) == (10, payments[0].payer, NOW_MS)
     await ledger.release_held(origin=operator_origin())
     assert await figures.list_held() == ()

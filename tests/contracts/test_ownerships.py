@@ -7,20 +7,20 @@ from itertools import count
 
 import pytest
 
-from tests.kit.listings import sample_listing
+from tests.kit.listings import make_challenge, sample_listing
 from tests.kit.narrowing import existing, of_type
 from tollway.ids import Address, ChainId, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.catalog import Catalog, Revised
 from tollway.registry.listing import Listing
-from tollway.registry.ownership import Challenge, Method, OriginOwner, Ownership, Ownerships
+from tollway.registry.ownership import Challenge, Method, OriginOwner, Ownership, OwnershipClaim, Ownerships
 from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.reputation_store import FRESH_MS, OwnershipStore
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
-ORIGIN = "https://api.example.com"
+ORIGIN, OTHER = "https://api.example.com", "https://other.example.com"
 BORN_MS = 1_700_000_000_000
 SEALER = Sealer(b"k" * 32, entropy=lambda size: b"\0" * size)
 _NUMBERS = count(1)
@@ -49,8 +49,7 @@ class Harness:
         entry = existing(await self.catalog.find(listing.id))
         changed = replace(entry.listing, **changes)  # type: ignore[arg-type] # the fields that a test names
         outcome = await self.catalog.revise(changed, expected_revision=entry.listing.revision)
-        assert isinstance(outcome, Revised)
-        return outcome.listing
+        return of_type(Revised, outcome).listing
 
     async def check(self, listing: Listing, *proved: Method, now_ms: int = 1) -> Ownership | None:
         return await self.ownerships.record_check(about(listing), proved, now_ms=now_ms, failures_max=7)
@@ -58,15 +57,8 @@ class Harness:
 
 def about(listing: Listing) -> Challenge:
     endpoint = of_type(Endpoint, parse_endpoint(listing.endpoint, allow_private=True))
-    return Challenge(
-        listing_id=listing.id,
-        origin=endpoint.origin,
-        host=endpoint.host,
-        provider=listing.provider,
-        pay_to=listing.pay_to,
-        networks=listing.networks,
-        content="",
-    )
+    plain = make_challenge(OwnershipClaim.of(listing))
+    return replace(plain, origin=endpoint.origin, host=endpoint.host)
 
 
 @pytest.fixture
@@ -132,11 +124,7 @@ async def test_an_ended_proof_does_not_come_back_with_the_old_origin(harness: Ha
 
 
 async def test_what_was_found_out_about_an_older_state_is_not_written(harness: Harness) -> None:
-    edits: list[dict[str, object]] = [
-        {"endpoint": "https://other.example.com/v1"},
-        {"pay_to": BOB},
-        {"retired_ms": 5},
-    ]
+    edits: list[dict[str, object]] = [{"endpoint": f"{OTHER}/v1"}, {"pay_to": BOB}, {"retired_ms": 5}]
     for changes in edits:
         listing = await harness.publish()
         asked = about(listing)
@@ -151,18 +139,9 @@ async def test_the_longest_unchecked_proofs_are_due_first_and_only_proofs(harnes
     await harness.check(early, "signature", now_ms=10)
     await harness.check(unproved, now_ms=1)
     await harness.check(recent, "dns", now_ms=30)
-    due = await harness.ownerships.find_due(before_ms=30, limit=10)
-    assert [claim.listing_id for claim in due] == [early.id, late.id]
-    assert [claim.listing_id for claim in await harness.ownerships.find_due(before_ms=30, limit=1)] == [
-        early.id
-    ]
-    (first, _) = due
-    assert (first.provider, first.pay_to, first.networks, first.endpoint) == (
-        early.provider,
-        early.pay_to,
-        early.networks,
-        early.endpoint,
-    )
+    both = [OwnershipClaim.of(one) for one in (early, late)]
+    assert list(await harness.ownerships.find_due(before_ms=30, limit=10)) == both
+    assert list(await harness.ownerships.find_due(before_ms=30, limit=1)) == both[:1]
 
 
 async def test_the_oldest_listing_with_a_proof_holds_its_origin(harness: Harness) -> None:

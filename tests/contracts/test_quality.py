@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, func, select
 
+from tests.kit.catalogs import open_catalog
 from tests.kit.listings import sample_listing
 from tests.kit.narrowing import existing
 from tests.kit.waits import DEADLINE_S, until
@@ -23,11 +24,9 @@ from tollway.registry.quality import (
     cost_bucket,
     latency_of,
 )
-from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.catalog_tables import quality_day_table
 from tollway.storage.catalog.reputation_store import QualityStore
 from tollway.storage.engine.database import Database
-from tollway.storage.engine.encryption import Sealer
 
 TODAY = 20_000
 FAST, SLOW = bucket_of(10), bucket_of(300)
@@ -51,7 +50,7 @@ class Setup:
 
 @pytest.fixture
 async def setup(database: Database) -> Setup:
-    catalog = CatalogStore(database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=lambda: 1)
+    catalog = open_catalog(database)
     await publish(catalog)
     return Setup(
         catalog=catalog, book=QualityStore(database), neighbour=QualityStore(database), database=database
@@ -124,8 +123,7 @@ async def test_expired_counts_are_deleted_in_batches(setup: Setup) -> None:
     assert await setup.book.forget(today=TODAY, rows_max=4) == 4
     assert await setup.book.forget(today=TODAY, rows_max=4) == 2
     assert await setup.book.forget(today=TODAY, rows_max=4) == 0
-    if setup.database is not None:
-        assert await setup.database.read(count_days) == 2
+    assert await setup.database.read(count_days) == 2
     assert await setup.book.update_sums([ONE], today=TODAY - 3) == {ONE: 60}
 
 
@@ -159,9 +157,7 @@ async def test_gateways_that_write_and_sum_up_at_once_lose_nothing(setup: Setup)
     async with asyncio.TaskGroup() as group:
         for book in (setup.book, setup.neighbour) * 3:
             group.create_task(work(book))
-    quality, other = await setup.quality(), await setup.quality(TWO)
-    assert quality is not None
-    assert other is not None
+    quality, other = existing(await setup.quality()), existing(await setup.quality(TWO))
     assert (quality.calls, quality.success_ppm, other.calls) == (120, 500_000, 60)
 
 
@@ -169,7 +165,7 @@ async def test_gateways_that_write_and_sum_up_at_once_lose_nothing(setup: Setup)
 async def test_a_sum_waits_for_another_one_and_contains_later_additions(
     operator: Any, postgres_database: Database
 ) -> None:
-    catalog = CatalogStore(postgres_database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=lambda: 1)
+    catalog = open_catalog(postgres_database)
     await publish(catalog)
     book = QualityStore(postgres_database)
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"

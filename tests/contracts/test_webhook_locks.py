@@ -9,7 +9,6 @@ import asyncpg
 import pytest
 
 from tests.contracts.test_webhook_outbox import GONE, OK, SMALL
-from tests.kit.databases import open_database
 from tests.kit.ledger_records import NOW_MS, PROVIDER, new_payment
 from tests.kit.waits import wait_blocked
 from tests.kit.webhooks import WebhookHarness
@@ -60,28 +59,23 @@ async def remove(webhooks: WebhookHarness, endpoint: Any, attempt: Any) -> None:
     ids=("remove-gone", "remove-delivered", "gone-remove"),
 )
 async def test_two_transactions_of_an_endpoint_end_without_a_deadlock(
-    postgres_url: str, first: Move, second: Move
+    postgres_database: Database, operator: asyncpg.Connection, first: Move, second: Move
 ) -> None:
     """Both wait for the endpoint. A transaction that held a message meanwhile would be waited for by the one that gets the endpoint."""
-    async with open_database(postgres_url) as database:
-        await PaymentLedgerStore(database).record_payments([new_payment(100)], now_ms=NOW_MS)
-        counting: Any = CountingDatabase(database)
-        webhooks = WebhookHarness(counting, limits=SMALL)
-        endpoint = await webhooks.activate()
-        await webhooks.emit()
-        attempt = await webhooks.begin(endpoint)
-        blocker = await asyncpg.connect(postgres_url)
-        start = asyncio.get_running_loop().create_task
-        try:
-            await blocker.execute("BEGIN; SELECT id FROM webhook_endpoint FOR UPDATE")
-            one = start(first(webhooks, endpoint, attempt))
-            await wait_blocked(database)
-            two = start(second(webhooks, endpoint, attempt))
-            await wait_blocked(database, 2)
-            await blocker.execute("ROLLBACK")
-            await asyncio.gather(one, two)
-        finally:
-            await blocker.close()
-        assert counting.rolled_back == 0
-        if remove in (first, second):
-            assert (await webhooks.deliveries(), await webhooks.messages()) == ([], [])
+    await PaymentLedgerStore(postgres_database).record_payments([new_payment(100)], now_ms=NOW_MS)
+    counting: Any = CountingDatabase(postgres_database)
+    webhooks = WebhookHarness(counting, limits=SMALL)
+    endpoint = await webhooks.activate()
+    await webhooks.emit()
+    attempt = await webhooks.begin(endpoint)
+    start = asyncio.get_running_loop().create_task
+    async with operator.transaction():
+        await operator.execute("SELECT id FROM webhook_endpoint FOR UPDATE")
+        one = start(first(webhooks, endpoint, attempt))
+        await wait_blocked(postgres_database)
+        two = start(second(webhooks, endpoint, attempt))
+        await wait_blocked(postgres_database, 2)
+    await asyncio.gather(one, two)
+    assert counting.rolled_back == 0
+    if remove in (first, second):
+        assert (await webhooks.deliveries(), await webhooks.messages()) == ([], [])

@@ -9,7 +9,6 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, func, insert, select, update
 
-from tests.kit.databases import open_database
 from tests.kit.ledger_records import NOW_MS, PROVIDER
 from tests.kit.query_plans import as_if_large, plans_of, settle_down
 from tests.kit.waits import wait_blocked
@@ -44,17 +43,8 @@ def rows_of(state: str, count: int, *, at_ms: int, first: int) -> tuple[list[Any
         deliveries.append({**shared, "event_no": number, "message_no": number, "settled_ms": settled})
         attempts = {"attempts": 1, "first_ms": at_ms, "due_ms": at_ms, "last_ms": settled}
         messages.append({**shared, **attempts, "number": number, "id": f"evt_{number:08}"})
-        events.append(
-            {
-                "number": number,
-                "id": f"evt_{number:08}",
-                "wallet": PROVIDER,
-                "type": "call.charged",
-                "subject": "call_1",
-                "at_ms": at_ms,
-                "data": "{}",
-            }
-        )
+        event = {"number": number, "id": f"evt_{number:08}", "wallet": PROVIDER, "type": "call.charged"}
+        events.append({**event, "subject": "call_1", "at_ms": at_ms, "data": "{}"})
     return deliveries, messages, events
 
 
@@ -113,22 +103,19 @@ async def test_a_row_that_is_sent_again_stays_with_its_event(database: Database)
 
 
 @pytest.mark.postgres
-async def test_two_that_delete_the_last_deliveries_of_an_event_delete_the_event(postgres_url: str) -> None:
+async def test_two_that_delete_the_last_deliveries_of_an_event_delete_the_event(
+    postgres_database: Database, operator: asyncpg.Connection
+) -> None:
     """The deliveries of two removed webhooks, each in a transaction of its own."""
-    async with open_database(postgres_url) as database:
-        deliveries, messages, events = rows_of("delivered", 1, at_ms=OLD_MS, first=10_000)
-        await fill(database, ([*deliveries, {**deliveries[0], "endpoint_no": 99}], messages, events))
-        blocker = await asyncpg.connect(postgres_url)
-        start = asyncio.get_running_loop().create_task
-        try:
-            await blocker.execute("BEGIN; SELECT number FROM webhook_event FOR UPDATE")
-            both = [start(delete_settled_of(database, number)) for number in (0, 99)]
-            await wait_blocked(database, 2)
-            await blocker.execute("ROLLBACK")
-            await asyncio.gather(*both)
-        finally:
-            await blocker.close()
-        assert await count(database) == (0, 0, 0)
+    deliveries, messages, events = rows_of("delivered", 1, at_ms=OLD_MS, first=10_000)
+    await fill(postgres_database, ([*deliveries, {**deliveries[0], "endpoint_no": 99}], messages, events))
+    start = asyncio.get_running_loop().create_task
+    async with operator.transaction():
+        await operator.execute("SELECT number FROM webhook_event FOR UPDATE")
+        both = [start(delete_settled_of(postgres_database, number)) for number in (0, 99)]
+        await wait_blocked(postgres_database, 2)
+    await asyncio.gather(*both)
+    assert await count(postgres_database) == (0, 0, 0)
 
 
 SETTLED = ((DELIVERIES, "ix_webhook_delivery_settled"), (MESSAGES, "ix_webhook_message_settled"))
