@@ -8,7 +8,7 @@ import pytest
 from tests.client.test_channel_offer import ENTRY, headers
 from tests.client.test_channel_table import ASSET, HELD, PENDING
 from tests.kit.channel_payer import ChannelPayer
-from tollway.chain.port import ChannelState
+from tollway.chain.port import EscrowState
 from tollway.client.channel_offer import (
     ChannelCharge,
     ChannelCorrection,
@@ -89,8 +89,8 @@ def correct(charged: int, signed: int | None, *, balance: int = 1_000, claimed: 
     return ChannelCorrection(offer=OFFER, report=report, voucher=voucher)
 
 
-def by_node(balance: int, total_claimed: int) -> ChannelState:
-    return ChannelState(
+def by_node(balance: int, total_claimed: int) -> EscrowState:
+    return EscrowState(
         balance=balance,
         total_claimed=total_claimed,
         withdrawal=0,
@@ -128,7 +128,7 @@ SENT = replace(CHANNEL, pending=PENDING, ceiling=600)
     ],
 )
 def test_a_corrective_402_counts_with_its_proof(
-    correction: ChannelCorrection, totals: ChannelState | None, healed: tuple[int, int] | None
+    correction: ChannelCorrection, totals: EscrowState | None, healed: tuple[int, int] | None
 ) -> None:
     found = heal_channel(SENT, correction, totals, is_doubtful=False)
     if healed is None:

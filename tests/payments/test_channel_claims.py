@@ -96,9 +96,7 @@ class Harness:
         gas_ledger: Any = settlement.gas
         signer = KeyWallet.named("an authorizer")
         assert str(signer.address) == ChannelPayer().authorizer.address
-        rules = ChannelRules(
-            chain_id=CHAIN, authorizers=(), withdraw_delay=900, native_price_nano=1_000 * 10**9
-        )
+        rules = ChannelRules(chain_id=CHAIN, withdraw_delay=900, native_price_nano=1_000 * 10**9)
         shared: dict[str, Any] = {"limits": settlement.limits, "now_ms": settlement.read_clock}
         self.networks = ChannelNetworks(
             self.chain,
@@ -115,10 +113,10 @@ class Harness:
             networks=self.networks,
             rules=settlement.rules,
             gas_budget=settlement.gas_budget,
-            signers=[signer, KeyWallet.named("an older authorizer")],
             entropy=lambda size: len(self.rows.ended).to_bytes(size, "big"),
             **shared,
         )
+        self.claims.set_signers([signer, KeyWallet.named("an older authorizer")])
 
     async def _read_look_ms(self, chain_id: ChainId) -> int | None:
         return None
