@@ -51,7 +51,7 @@ from tollway.web.api.auth_routes import (
     to_signed_request,
 )
 from tollway.web.api.catalog_routes import catalog_router
-from tollway.web.api.channel_routes import ChannelParts, channel_router
+from tollway.web.api.channel_routes import RefundParts, channel_router
 from tollway.web.api.context import WebContext
 from tollway.web.api.discovery_routes import bazaar_router, discovery_router
 from tollway.web.api.exports import export_router
@@ -190,7 +190,7 @@ class AsgiBuilder:
         channels = self._parts.settlement_services.channels
         if channels is None:
             return []
-        parts = ChannelParts(ledger=channels.ledger, networks=channels.networks, refunds=channels.refunds)
+        parts = RefundParts(ledger=channels.ledger, networks=channels.networks, refunds=channels.refunds)
         return [channel_router(self.context, parts)]
 
     def _page_routers(self) -> list[Router]:

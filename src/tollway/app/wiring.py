@@ -122,18 +122,7 @@ class SettlementServices:
             metrics=metrics,
             traces=traces,
         )
-        self.channels = None
-        if channels is not None:
-            self.channels = ChannelServices(
-                channels,
-                gas_ledger=gas_ledger,
-                chains=chains,
-                rules=rules,
-                gas_budget=gas_budget,
-                receipt_poller=self._receipt_poller,
-                limits=limits,
-                now_ms=now_ms,
-            )
+        self.channels = None if channels is None else self._make_channels(channels, gas_ledger)
 
     @cached_property
     def held_calls(self) -> HeldCalls:
@@ -143,6 +132,18 @@ class SettlementServices:
             rules=self._rules,
             gas_budget=self.gas_budget,
             open_lookup=self.settlement.open_lookup,
+            limits=self._limits,
+            now_ms=self._now_ms,
+        )
+
+    def _make_channels(self, parts: ChannelParts, gas_ledger: GasLedger) -> ChannelServices:
+        return ChannelServices(
+            parts,
+            gas_ledger=gas_ledger,
+            chains=self._chains,
+            rules=self._rules,
+            gas_budget=self.gas_budget,
+            receipt_poller=self._receipt_poller,
             limits=self._limits,
             now_ms=self._now_ms,
         )

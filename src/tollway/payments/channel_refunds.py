@@ -21,7 +21,7 @@ from tollway.chain.channel_contract import (
 )
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts
-from tollway.errors import Code, Problem, Refusal
+from tollway.errors import Code, Problem, Refusal, describe_rate
 from tollway.ids import Address, ChainId, TxHash
 from tollway.ledger.channels import Channel, ChannelActivity, StoredRow, Voucher
 from tollway.ledger.ledger import ChannelClaimLedger, ChannelLedger
@@ -181,6 +181,7 @@ class ChannelRefunds:
                 "Retry-After, or withdraw at the contract yourself.",
                 retry_after_s=-(-waits_ms // 1000),
                 payment_state="none",
+                members=describe_rate("refunds", limit=1, window_s=REFUND_INTERVAL_MS // 1000),
             )
         return None
 

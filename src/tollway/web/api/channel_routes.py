@@ -47,7 +47,7 @@ TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelParts:
+class RefundParts:
     """What the route needs of channels."""
 
     ledger: ChannelLedger
@@ -55,7 +55,7 @@ class ChannelParts:
     refunds: ChannelRefunds
 
 
-def channel_router(context: WebContext, parts: ChannelParts) -> Router:
+def channel_router(context: WebContext, parts: RefundParts) -> Router:
     async def refund_channel(request: Request) -> Response:
         requirement = _find_requirement(request, context, parts)
         url = context.public_url + request.scope["path"]
@@ -93,7 +93,7 @@ def channel_router(context: WebContext, parts: ChannelParts) -> Router:
     return Router([Route(CHANNEL_PATH, refund_channel, methods=["GET"])])
 
 
-def _find_requirement(request: Request, context: WebContext, parts: ChannelParts) -> PaymentRequirement:
+def _find_requirement(request: Request, context: WebContext, parts: RefundParts) -> PaymentRequirement:
     """The channel that the path names. Raises Refusal (404) for one that this gateway never had."""
     path = request.path_params
     try:
