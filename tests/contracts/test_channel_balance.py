@@ -562,14 +562,19 @@ async def test_a_call_that_lacks_units_takes_less_once_it_is_measured(ledger: An
 
 
 async def test_credit_of_the_payer_pays_no_call_of_a_channel(ledger: Any) -> None:
-    """What its calls lack is no debt to the receiver, although it receives both."""
+    """What its calls lack is no debt to the receiver, although it receives both, and the payer owes for a transfer that left."""
     channel = await open_channel(ledger, 30)
     claim = await buy(ledger, channel)
     await renew(ledger, channel, 0)
+    gone = await pay(ledger, 7, "gone", is_final=False)
+    owing = claim_on(gone, 7)
+    await ledger.claim(owing)
+    await ledger.close(close_of(owing))
+    assert await ledger.mark_gone(gone.id, now_ms=NOW_MS) == 7
     await pay(ledger, 500)
     await ledger.continue_moves(channel.chain_id, now_ms=NOW_MS)
-    assert await read_state(ledger, claim) is CallState.REORGED
-    assert await read_rest(ledger) == 500
+    assert await states_of(ledger, [claim, owing]) == "rc"
+    assert await read_rest(ledger) == 493
     other = claim_on((await ledger.find_payments(tx_hash("tx")))[0], 4)
     assert isinstance(await ledger.claim(other), Claimed)
     await assert_balanced(ledger)

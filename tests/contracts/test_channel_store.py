@@ -101,6 +101,7 @@ async def test_the_balance_of_a_channel_is_no_credit(ledger: Any) -> None:
     assert (balance.state, balance.is_authorized, balance.is_escrow) == (PaymentState.FINAL, True, True)
     assert await ledger.read_payments(PaymentQuery(wallet=PAYER, role="payer")) == ()
     assert await ledger.read_payments(PaymentQuery(wallet=SETTLEMENT_CONTRACT, role="provider")) == ()
+    assert await ledger.payments_in(PAYER, channel.id) == ()
     await ledger.mark_restored(origin=operator_origin())
     (balance,) = await ledger.find_payments(channel.id)
     assert balance.is_held is False
@@ -424,6 +425,39 @@ async def test_a_repeat_of_a_cut_response_announces_nothing(ledger: Any) -> None
     assert (closed.announced, closed.remaining_units) == (10, 990)
     assert (await end_call(ledger, claim)).announced == 20
     await assert_balanced(ledger)
+
+
+# Commits
+
+
+async def test_a_call_on_a_known_channel_is_one_durable_commit(faulty_ledger: FaultyLedger) -> None:
+    """Its end is written without a flush, as that of every call."""
+    ledger, database = faulty_ledger.ledger, faulty_ledger.database
+    channel = await open_channel(ledger)
+    claim = voucher_claim(channel)
+    commits = []
+    for step in (ledger.claim(claim), ledger.close(close_of(claim))):
+        before = len(database.flushed)
+        await step
+        commits.append([flush for flush in database.flushed[before:] if flush])
+    assert commits == [[True], []]
+
+
+async def test_ends_of_many_channels_share_a_batch(faulty_ledger: FaultyLedger) -> None:
+    ledger = faulty_ledger.ledger
+    channels = [await open_channel(ledger, 100, f"channel {number}") for number in range(5)]
+    claims = [await open_call(ledger, channel) for channel in channels]
+    faulty_ledger.database.before.clear()
+    blocking = claim_on(None)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ledger.claim(blocking))
+        await until(lambda: faulty_ledger.database.begun > faulty_ledger.database.committed)
+        ends = [group.create_task(ledger.close(close_of(claim))) for claim in claims]
+        await asyncio.sleep(0)
+        faulty_ledger.database.before.set()
+    assert max(faulty_ledger.sizes) == 5
+    assert [end.result().announced for end in ends] == [10] * 5
+    await ledger.close(close_of(blocking, CallState.RELEASED))
 
 
 # Failures

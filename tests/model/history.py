@@ -148,7 +148,8 @@ class MemoryStatement:
         return min(((one.block_time, one.id) for one in named), default=None)
 
     async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
-        return tuple(one for one in self._payments_with(tx_hash) if one.payer == payer)
+        shown = (one for one in self._payments_with(tx_hash) if not one.is_escrow)
+        return tuple(one for one in shown if one.payer == payer)
 
     async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
         self._answer()

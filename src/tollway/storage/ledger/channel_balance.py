@@ -28,6 +28,7 @@ from sqlalchemy import (
 from tollway.ids import CallId
 from tollway.ledger.channels import Channel, add_deposit, remove_deposit, spread_units
 from tollway.ledger.records import CallState
+from tollway.storage.engine.outage import RowsChanged
 from tollway.storage.engine.statements import Prepared
 from tollway.storage.ledger.ledger_tables import authorization_table, call_table, channel_table, payment_table
 from tollway.storage.ledger.locked_rows import LockedCall, LockedRows
@@ -169,12 +170,29 @@ def is_deposit_in(payment_id: int) -> ColumnElement[bool]:
     return and_(columns.channel_id.in_(of_payer), columns.tx_hash == tx_hash)
 
 
-def lock_with_channels(locked_rows: LockedRows, payment_ids: Iterable[int], deposits: Deposits) -> None:
-    """Locks payments, and with them the payments of the channels that they are deposits of."""
-    into = [one for of_payment in deposits.values() for one in of_payment]
-    locked_rows.lock_payments([*payment_ids, *(one.balance_id for one in into)])
-    if into:
-        locked_rows.channels.load(one.channel_key for one in into)
+def lock_with_channels(
+    connection: Connection,
+    locked_rows: LockedRows,
+    payment_ids: Sequence[int],
+    *,
+    known_ids: Sequence[int] | None = None,
+) -> Deposits:
+    """Locks payments, and with them the payments of the channels that they are deposits into. Returns these deposits, as of the locks. `known_ids`: those of the payments
+    that may have one; all without it. Raises `RowsChanged`: a deposit has moved during the wait for the locks."""
+    wanted_ids = payment_ids if known_ids is None else known_ids
+    seen = find_deposits(connection, wanted_ids) if wanted_ids else {}
+    locked_rows.lock_payments([*payment_ids, *(one.balance_id for one in _list_each(seen))])
+    if not seen:
+        return seen
+    found = find_deposits(connection, wanted_ids)
+    if any(one.balance_id not in locked_rows.payments for one in _list_each(found)):
+        raise RowsChanged("a deposit has moved to another payment")
+    locked_rows.channels.load(one.channel_key for one in _list_each(found))
+    return found
+
+
+def _list_each(deposits: Deposits) -> list[Deposit]:
+    return [one for of_payment in deposits.values() for one in of_payment]
 
 
 def withdraw_deposit(

@@ -50,7 +50,6 @@ from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.ledger.authorizations import read_authorized
 from tollway.storage.ledger.channel_balance import (
     credit_deposit,
-    find_deposits,
     is_deposit_in,
     lock_with_channels,
     return_deposit,
@@ -382,9 +381,8 @@ def _move_deposit(
     from_id = find_payment_id(connection, replace(found, tx_hash=before))
     insert_payment(connection, found, now_ms, is_authorized=True, is_escrow=True)
     to_id = find_payment_id(connection, found)
-    deposits = find_deposits(connection, [from_id, to_id])
     locked_rows = LockedRows(connection)
-    lock_with_channels(locked_rows, [from_id, to_id], deposits)
+    deposits = lock_with_channels(connection, locked_rows, [from_id, to_id])
     is_counted = locked_rows.payments[from_id].state is not PaymentState.GONE
     columns = authorization_table.c
     if locked_rows.payments[to_id].state is PaymentState.GONE:

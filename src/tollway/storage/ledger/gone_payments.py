@@ -36,7 +36,7 @@ from tollway.ids import CallId, ChainId
 from tollway.ledger.records import CallState, PaymentState, debits_after
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.statements import Prepared
-from tollway.storage.ledger.channel_balance import find_deposits, lock_with_channels, withdraw_deposit
+from tollway.storage.ledger.channel_balance import lock_with_channels, withdraw_deposit
 from tollway.storage.ledger.debts import BEFORE_ALL_CALLS, CallPlace
 from tollway.storage.ledger.history import find_held_units
 from tollway.storage.ledger.ledger_tables import GONE, REPEATABLE, call_table, payment_table, topup_table
@@ -83,8 +83,7 @@ def end_spending(
 ) -> bool:
     """The first step. False for a payment that is not unfinal."""
     locked_rows = LockedRows(connection, events=events)
-    deposits = find_deposits(connection, [payment_id])
-    lock_with_channels(locked_rows, [payment_id], deposits)
+    deposits = lock_with_channels(connection, locked_rows, [payment_id])
     payment = locked_rows.payments.get(payment_id)
     if payment is None or payment.state is not PaymentState.UNFINAL:
         return False

@@ -151,7 +151,9 @@ class HistoryStore:
 
     async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
         columns = payment_table.c
-        query = select(payment_table).where(columns.tx_hash == tx_hash, columns.payer == payer)
+        query = select(payment_table).where(
+            columns.tx_hash == tx_hash, columns.payer == payer, ~columns.is_escrow
+        )
         return await self._read_payments(query.order_by(columns.id))
 
     async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:

@@ -44,7 +44,7 @@ from tollway.storage.engine.batch_loader import BatchLoader
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.outage import ValueRefused
 from tollway.storage.engine.statements import Prepared, Within, insert_for
-from tollway.storage.ledger.channel_balance import find_deposits, lock_with_channels, return_deposit
+from tollway.storage.ledger.channel_balance import lock_with_channels, return_deposit
 from tollway.storage.ledger.debts import find_debts, pay_debts
 from tollway.storage.ledger.gone_payments import has_unmoved, move_calls
 from tollway.storage.ledger.history import find_returnable_units
@@ -153,8 +153,7 @@ def _record(
     ids = {_key(new): find_payment_id(connection, new) for new in payments}
     locked_rows = LockedRows(connection, events=events)
     known = [payment_id for key, payment_id in ids.items() if key not in fresh]
-    deposits = find_deposits(connection, known) if known else {}
-    lock_with_channels(locked_rows, ids.values(), deposits)
+    deposits = lock_with_channels(connection, locked_rows, list(ids.values()), known_ids=known)
     arrived: list[int] = []
     for new in payments:
         payment_id = ids[_key(new)]
