@@ -326,3 +326,17 @@ async def test_our_own_client_begins_a_withdrawal_without_the_gateway(
         assert begun.amount == plan.amount
         with pytest.raises(PaymentPending, match="its delay ends in"):
             await client.plan_withdrawal(str(channel.id))
+
+
+async def test_the_record_and_the_receipt_name_the_channel(unclaimed: Harness) -> None:
+    payer = await unclaimed.cluster.wallet()
+    (told,) = await unclaimed.run(FETCH, payer, [{"url": unclaimed.url("/quote/ETH")}])
+    channel_id = told["receipt"]["extra"]["channelState"]["channelId"]
+    reply = await unclaimed.cluster.control(unclaimed.gateway, payer, "GET", "/history")
+    (call,) = reply.json["calls"]
+    assert (call["payment"]["rail"], call["payment"]["channel"]) == ("channel", channel_id)
+    assert (call["payment"]["transaction"], call["payment"]["state"]) == (None, "charged")
+    receipt = await unclaimed.cluster.control(
+        unclaimed.gateway, payer, "GET", f"/history/{call['id']}/receipt"
+    )
+    assert receipt.json["message"]["channel"] == channel_id

@@ -253,6 +253,7 @@ def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any
         "transaction": _optional_text(call.tx_hash),
         "amount": None if asset is None else str(asset.to_base_units(call.due_units)),
         "payTo": _optional_text(call.pay_to),
+        **({} if call.channel_id is None else {"channel": "0x" + call.channel_id.hex()}),
         **_hold_json(call, asset),
     }
 

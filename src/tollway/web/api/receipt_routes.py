@@ -114,7 +114,7 @@ def describe_call(call: CallRecord, asset: Asset | None, context: WebContext) ->
         "amount": "0" if asset is None else str(asset.to_base_units(taken_units)),
         "quantities": ";".join(f"{unit}={quantity}" for unit, quantity in name_quantities(call)),
         "rail": call.rail.value,
-        "channel": "",
+        "channel": "" if call.channel_id is None else "0x" + call.channel_id.hex(),
         "state": state,
         "httpStatus": http_status(call) or 0,
         "createdAt": call.created_ms // 1000,
