@@ -310,6 +310,29 @@ async def test_calls_at_once_of_our_own_client_are_all_served(unclaimed: Harness
     assert (channel.charged, channel.calls) == (5 * PRICE_UNITS, 5)
 
 
+async def test_our_own_client_follows_metered_calls_and_streams(unclaimed: Harness, tmp_path: Path) -> None:
+    """It deposits once, heals nothing, and has the sums of the gateway after each call."""
+    payer, used = await unclaimed.cluster.wallet(), (3, 15, 2, 5, 6)
+    async with run_completions() as endpoint:
+        api_id = await unclaimed.cluster.publish(
+            unclaimed.gateway,
+            unclaimed.provider,
+            pricePerRequest="0.001",
+            metering=METERING,
+            endpoint=endpoint,
+        )
+        options = own_options(unclaimed, payer, tmp_path / "store")
+        async with AsyncTollwayClient(unclaimed.gateway.base_url, **options) as client:
+            for words in used:
+                call = complete(words, **(STREAMED if words == 2 else {}))
+                body = call.pop("body")
+                answer = await client.call(api_id, completions.PATH, content=body, **call)
+                assert (answer.status_code, answer.payment.rail) == (200, "channel"), answer.text
+            (channel,) = client.channels()
+    assert channel.charged == sum(100 * min(words, 10) for words in used)
+    assert (channel.calls, channel.balance) == (len(used), 1_000_000)
+
+
 async def test_our_own_client_begins_a_withdrawal_without_the_gateway(
     unclaimed: Harness, tmp_path: Path
 ) -> None:
