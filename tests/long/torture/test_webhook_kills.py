@@ -22,7 +22,6 @@ DELIVERY = {
     "TEST_LIMIT_WEBHOOK_POLL_S": "0.05",
     "TEST_LIMIT_WEBHOOK_ORIGIN_INTERVAL_S": "0.05",
     "TEST_LIMIT_LEADER_POLL_S": "0.2",
-    "TEST_LIMIT_LEADER_LEASE_S": "5",
 }
 FAILS_EACH = 7
 """The receiver refuses one request of so many, so that messages are sent again."""
