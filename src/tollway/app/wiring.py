@@ -71,11 +71,9 @@ class SettlementServices:
         channels: ChannelParts | None = None,
     ) -> None:
         """`channels` None: they are off."""
-        self._background = background
-        self._ledger = ledger
-        self._limits = limits
+        self._background, self._metrics = background, metrics
+        self._ledger, self._limits = ledger, limits
         self._chains, self._rules, self._now_ms = chains, rules, now_ms
-        self._metrics = metrics
         self._facilitator_http = HttpFacilitatorTransport(limits=limits)
         self.stored_responses = ResponseStore(database, sealer=sealer, limits=limits)
         facilitators = self._make_facilitators(settlement_rules)
@@ -172,13 +170,15 @@ class SettlementServices:
         sweep = partial(self._background[TaskName.SETTLEMENT_SWEEP].supervise, self._sweep)
         tasks.start(TaskName.GAS_CHECK, self.gas_budget.run)
         tasks.start(TaskName.RECEIPT_POLLING, self._receipt_poller.run)
-        if self.channels is not None:
-            tasks.start_periodic(TaskName.CHANNEL_CHECK, self._limits.sweep_interval_s, self.channels.refresh)
-        tasks.start_periodic(
-            TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self._orphans.mark_due
-        )
+        tasks.start_periodic(TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self._check_own)
         tasks.start(TaskName.SWEEPER_ELECTION, partial(recovery_leadership.lead, sweep))
         tasks.start_periodic(TaskName.RESPONSE_PRUNING, PRUNE_INTERVAL_S, self._prune)
+
+    async def _check_own(self) -> None:
+        """What each gateway does for itself: it hands its settlements over, and looks whether it may offer channels."""
+        await self._orphans.mark_due()
+        if self.channels is not None:
+            await self.channels.refresh()
 
     async def _sweep(self) -> None:
         task = self._background[TaskName.SETTLEMENT_SWEEP]

@@ -30,7 +30,6 @@ class TaskName(StrEnum):
     LEDGER_WRITER = "ledger_writer"
     CALL_RECOVERY = "call_recovery"
     CHAIN_CHECK = "chain_check"
-    CHANNEL_CHECK = "channel_check"
     FLEET_FIGURES = "fleet_figures"
     GAS_CHECK = "gas_check"
     LEASE_RENEWAL = "lease_renewal"
