@@ -63,6 +63,7 @@ from tollway.observability.call_trace import CallTrace, TraceSampler
 from tollway.observability.plain_metrics import PlainHistograms
 from tollway.outbound.client import HttpClient
 from tollway.payments.mpp import Challenger
+from tollway.payments.pricing import OperationPrice, PaymentRequirement
 from tollway.payments.proof import Binding, format_binding
 from tollway.payments.transaction_verifier import TransactionVerifier
 from tollway.rate_limits.limiter import RateLimiter
@@ -342,6 +343,11 @@ class InProcessGateway:
     def _list_rails(self) -> tuple[PaymentRail, ...]:
         return (self.transaction_rail, self.authorization_rail, *self._further_rails)
 
+    def _find_requirements(
+        self, operation_price: OperationPrice, listing: Listing
+    ) -> tuple[PaymentRequirement, ...]:
+        return self.authorization_rail.find_requirements(operation_price, listing)
+
     def _make_pipeline(self, only_verified: bool) -> CallPipeline:
         async def is_verified(listing_id: ListingId) -> bool:
             return listing_id in self.verified
@@ -367,7 +373,7 @@ class InProcessGateway:
             observer=self._make_observer(),
             proxy=self._make_proxy(),
             limits=self.limits,
-            find_requirements=self.authorization_rail.find_requirements,
+            find_requirements=self._find_requirements,
             is_verified=is_verified if only_verified else None,
         )
 
