@@ -16,7 +16,7 @@ from tollway.ledger.ledger import Claim
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.call_terms import TermsReference, terms_of, write_terms
-from tollway.storage.ledger.channel_store import ChannelStore
+from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 from tollway.storage.ledger.debts import find_debts
 from tollway.storage.ledger.finality import FinalityStore
 from tollway.storage.ledger.gas_store import GasStore
@@ -47,7 +47,7 @@ class SqlLedger(LedgerStore):
             OperatorStore(database, now_ms=self.shared_ms),
             HistoryStore(database, limits=limits),
             GasStore(database),
-            ChannelStore(database, limits=limits),
+            ChannelClaimStore(database, limits=limits),
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -153,7 +153,9 @@ def _add_claim(
     busy = select(channel_table.c.key).where(channel_table.c.key.in_(keys), _is_in_open_claim())
     if connection.execute(busy.limit(1)).first() is not None:
         return False
-    if claim.is_refund and any(locked_rows.channels.find(key).reserved_call is not None for key in keys):
+    if claim.is_refund and not all(
+        _may_be_refunded(locked_rows.channels.find(row.channel_key), row) for row in claim.rows
+    ):
         return False
     signer = (attempt.sender, attempt.chain_id)
     next_nonce = lock_nonces(connection, [signer])[signer]
@@ -190,6 +192,12 @@ def _add_claim(
     )
     write_attempts(connection, [attempt])
     return True
+
+
+def _may_be_refunded(channel: Channel, row: StoredRow) -> bool:
+    """Whether no call has the channel, and none has changed what it owes since the refund was computed: the rest would leave with what that call has taken."""
+    owed_units = max(channel.taken_units, channel.facts.total_claimed)
+    return channel.reserved_call is None and row.total == owed_units
 
 
 def _list_open_claims(connection: Connection, *, chain_id: ChainId) -> tuple[OpenClaim, ...]:
