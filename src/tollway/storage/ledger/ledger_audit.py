@@ -33,6 +33,7 @@ from tollway.storage.ledger.ledger_tables import (
     account_debt_table,
     call_table,
     call_terms_table,
+    channel_claim_row_table,
     channel_claim_table,
     channel_table,
     due_units,
@@ -193,7 +194,8 @@ def _wrong_debts(connection: Connection) -> Iterator[str]:
 
 def _wrong_channels(connection: Connection) -> Iterator[str]:
     """The laws of channels. While a call has the channel, its units are taken and not announced yet."""
-    columns, payments, calls, claims = channel_table.c, payment_table.c, call_table.c, channel_claim_table.c
+    columns, payments, calls = channel_table.c, payment_table.c, call_table.c
+    claims, rows = channel_claim_table.c, channel_claim_row_table.c
     other = call_table.alias("other")
     owed = (
         select(other.c.channel_id, func.sum(due_units(other) - other.c.taken_units).label("units"))
@@ -210,7 +212,7 @@ def _wrong_channels(connection: Connection) -> Iterator[str]:
             calls.channel_id.label("reserved_key"),
             calls.taken_units.label("reserved_units"),
             func.coalesce(owed.c.units, 0).label("owed_units"),
-            claims.id.is_not(None).label("is_refunding"),
+            rows.claim_id.is_not(None).label("is_refunding"),
         )
         .join(payment_table, payments.id == columns.payment_id)
         .outerjoin(call_table, calls.id == columns.reserved_call)
@@ -219,6 +221,7 @@ def _wrong_channels(connection: Connection) -> Iterator[str]:
             channel_claim_table,
             and_(claims.id == columns.reserved_call, claims.is_refund, claims.ended_ms.is_(None)),
         )
+        .outerjoin(channel_claim_row_table, and_(rows.claim_id == claims.id, rows.channel_id == columns.key))
         .order_by(columns.key)
     )
     found = 0
