@@ -73,6 +73,8 @@ class ChannelRefunds:
         limits: Limits,
         now_ms: Callable[[], int],
     ) -> None:
+        turn_wait_s: float = TURN_WAIT_S,
+        turn_poll_s: float = TURN_POLL_S,
         self._ledger = ledger
         self._claims = claims
         self._networks = networks
@@ -82,6 +84,8 @@ class ChannelRefunds:
         self._limits = limits
         self._now_ms = now_ms
 
+        self._turn_wait_s = turn_wait_s
+        self._turn_poll_s = turn_poll_s
     def knows(self, authorizer: Address) -> bool:
         """Whether this gateway signs for channels of that authorizer, also of an older one."""
         return self._claims.has_signer(authorizer)
@@ -94,6 +98,9 @@ class ChannelRefunds:
         facts = await self._networks.fetch_channel(channel.chain_id, channel.id, asset)
         channel = await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
         total = max(channel.taken_units, channel.facts.total_claimed)
+        # A call that ended meanwhile raises the announced sum: the voucher does not cover it, and the same request again is corrected.
+        if voucher.ceiling != channel.announced or not channel.facts.is_same_state(facts):
+            raise Refusal(BUSY)
         base_units = channel.balance_units - total
         if base_units <= 0:
             raise Refusal(explain_channel(ChannelReason.REFUND_NO_BALANCE))
@@ -134,14 +141,14 @@ class ChannelRefunds:
 
     async def _take_turn(self, channel: Channel, voucher: Voucher) -> Channel:
         """Waits until no call and no claim has the channel. Raises Refusal where it may not be refunded now."""
-        for _ in range(round(TURN_WAIT_S / TURN_POLL_S)):
+        for _ in range(round(self._turn_wait_s / self._turn_poll_s)):
             activity = await self._ledger.find_activity(channel.key)
             problem = self._find_problem(channel, voucher, activity)
             if problem is None:
                 return channel
             if problem is not BUSY:
                 raise Refusal(problem)
-            await asyncio.sleep(TURN_POLL_S)
+            await asyncio.sleep(self._turn_poll_s)
             channel = await self._ledger.find_channel(channel.chain_id, channel.id) or channel
         raise Refusal(BUSY)
 
