@@ -258,7 +258,7 @@ class ChannelClaims:
 
     async def _passes(self, row: _Row, signer: ClaimSigner) -> bool:
         """Whether the claim of this channel alone would succeed now."""
-        passes = await self._simulate(row.channel.chain_id, self._encode_claim([row], signer))
+        passes = await self.simulate(row.channel.chain_id, self._encode_claim([row], signer))
         if not passes:
             _log.warning("channel_claim_refused", channel="0x" + row.channel.id.hex(), units=row.units)
             await self._renew(row.channel)
@@ -270,12 +270,13 @@ class ChannelClaims:
         """Whether the settle of this receiver would succeed after the claim of its channels: a token may block a receiver."""
         own = [row for row in rows if (row.channel.config.receiver, row.channel.config.token) == pair]
         calls = [self._encode_claim(own, signer), encode_settle(receiver=pair[0], token=pair[1])]
-        passes = await self._simulate(chain_id, encode_multicall(calls))
+        passes = await self.simulate(chain_id, encode_multicall(calls))
         if not passes:
             _log.warning("channel_settle_refused", receiver=str(pair[0]), token=str(pair[1]))
         return passes
 
-    async def _simulate(self, chain_id: ChainId, calldata: bytes) -> bool:
+    async def simulate(self, chain_id: ChainId, calldata: bytes) -> bool:
+        """Whether the contract would do this now. Raises ChainUnavailable."""
         result = await self._chains.call_contract(
             chain_id,
             to=SETTLEMENT_CONTRACT,

@@ -16,6 +16,7 @@ from tollway.chain.channel_contract import (
     ChannelRefunded,
     ClaimRow,
     encode_claim,
+    encode_multicall,
     encode_refund,
     parse_channel_events,
 )
@@ -72,7 +73,6 @@ class ChannelRefunds:
         receipt_poller: ReceiptPoller,
         limits: Limits,
         now_ms: Callable[[], int],
-    ) -> None:
         turn_wait_s: float = TURN_WAIT_S,
         turn_poll_s: float = TURN_POLL_S,
         self._ledger = ledger
@@ -83,7 +83,6 @@ class ChannelRefunds:
         self._receipt_poller = receipt_poller
         self._limits = limits
         self._now_ms = now_ms
-
         self._turn_wait_s = turn_wait_s
         self._turn_poll_s = turn_poll_s
     def knows(self, authorizer: Address) -> bool:
