@@ -75,6 +75,7 @@ class ChannelRefunds:
         now_ms: Callable[[], int],
         turn_wait_s: float = TURN_WAIT_S,
         turn_poll_s: float = TURN_POLL_S,
+    ) -> None:
         self._ledger = ledger
         self._claims = claims
         self._networks = networks
