@@ -291,20 +291,22 @@ class ChannelClaims:
 
     async def finish(self, claim: OpenClaim) -> None:
         """Ends a claim whose transaction is mined, or can never be: the chain then says what was claimed. Another one waits; the replacer of
-        transactions sends it again."""
+        transactions sends it again. A refund has its channel until the ledger knows of its new balance: what the chain says at the depth of deposits may be older
+        than the last deposit that was counted."""
         attempts = await self._gas_ledger.attempts_of(claim.id)
         receipts = await self._chains.fetch_receipts(claim.chain_id, [one.tx_hash for one in attempts])
         mined = [one for one in attempts if isinstance(receipts.get(one.tx_hash), ChainFacts)]
         if not mined and not await self._is_passed(claim.chain_id, attempts):
             return
+        for row in claim.rows:
+            channel = await self._ledger.find_channel_by_key(row.channel_key)
+            is_current = channel is None or await self._renew(channel)
+            if claim.is_refund and not is_current:
+                return
         for one in mined:
             facts = receipts[one.tx_hash]
             if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
                 self._gas_budget.record_cost(one, facts.fee_wei, is_reverted=not facts.succeeded)
-        for row in claim.rows:
-            channel = await self._ledger.find_channel_by_key(row.channel_key)
-            if channel is not None:
-                await self._renew(channel)
         await self._ledger.close_claim(claim.id, now_ms=self._now_ms())
         _log.info("channel_claim_ended", claim=claim.id, is_mined=bool(mined))
 
@@ -316,12 +318,14 @@ class ChannelClaims:
                 return False
         return True
 
-    async def _renew(self, channel: Channel) -> None:
+    async def _renew(self, channel: Channel) -> bool:
+        """Whether the ledger has what the chain says now."""
         asset = self._find_asset(channel)
         if asset is None:
-            return
+            return True
         facts = await self._networks.fetch_channel(channel.chain_id, channel.id, asset)
-        await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
+        renewed = await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
+        return renewed.facts.is_same_state(facts)
 
 
 def _list_receivers(rows: Sequence[_Row]) -> list[tuple[Address, Address]]:

@@ -86,6 +86,7 @@ class ChannelRefunds:
         self._now_ms = now_ms
         self._turn_wait_s = turn_wait_s
         self._turn_poll_s = turn_poll_s
+
     def knows(self, authorizer: Address) -> bool:
         """Whether this gateway signs for channels of that authorizer, also of an older one."""
         return self._claims.has_signer(authorizer)
@@ -97,10 +98,10 @@ class ChannelRefunds:
         channel = await self._take_turn(channel, voucher)
         facts = await self._networks.fetch_channel(channel.chain_id, channel.id, asset)
         channel = await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
-        total = max(channel.taken_units, channel.facts.total_claimed)
         # A call that ended meanwhile raises the announced sum: the voucher does not cover it, and the same request again is corrected.
         if voucher.ceiling != channel.announced or not channel.facts.is_same_state(facts):
             raise Refusal(BUSY)
+        total = max(channel.taken_units, channel.facts.total_claimed)
         base_units = channel.balance_units - total
         if base_units <= 0:
             raise Refusal(explain_channel(ChannelReason.REFUND_NO_BALANCE))
@@ -121,6 +122,8 @@ class ChannelRefunds:
         nonce = channel.facts.refund_nonce
         signature = signer.sign(refund_digest(channel.chain_id, channel.id, nonce=nonce, amount=base_units))
         calls.append(encode_refund(channel.config, base_units=base_units, nonce=nonce, signature=signature))
+        if not await self._claims.simulate(channel.chain_id, encode_multicall(calls)):
+            raise Refusal(explain_channel(ChannelReason.REFUND_FAILED, _REFUSED))
         stored = StoredRow(channel_key=channel.key, voucher=voucher, total=total)
         claim = self._claims.make_claim(channel.chain_id, [stored], is_refund=True)
         attempt = await self._claims.send(
@@ -179,7 +182,7 @@ class ChannelRefunds:
         if channel.reserved_call is not None or activity.is_claimed_now or activity.open_units:
             return BUSY
         waits_ms = _left_ms(activity.refunded_ms, REFUND_INTERVAL_MS, now_ms)
-        if voucher.ceiling <= channel.published:
+        if 0 < voucher.ceiling <= channel.published:
             waits_ms = max(waits_ms, _left_ms(activity.called_ms, IDLE_MS, now_ms))
         if waits_ms > 0:
             return Problem(
@@ -216,3 +219,4 @@ UNDECIDED = Problem(
     retry_after_s=15,
     payment_state="none",
 )
+_REFUSED = "The contract refuses the refund in simulation, so that nothing is sent; check that the token does not block the payer, or withdraw at the contract yourself."
