@@ -3,8 +3,7 @@
 The networks of channels are real, over the chain in memory; `looked_ms` is the time of the last look at the channels.
 """
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -13,7 +12,7 @@ from eth_account.signers.local import LocalAccount
 
 from tests.kit.asgi_exchange import Exchange, HeaderPairs
 from tests.kit.channel_payer import ChannelPayer, Json
-from tests.kit.gateway import CHAIN, NOW_MS, PUBLIC_URL, RULES, TOKEN, InProcessGateway
+from tests.kit.gateway import CHAIN, NOW_MS, PUBLIC_URL, TOKEN, USDC, InProcessGateway
 from tests.kit.payer import decode_header, encode_header
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.channel_payment import ChannelRail, join_requirements
@@ -31,15 +30,15 @@ TARGET = "/quote?x=1"
 
 
 class ChannelSales(InProcessGateway):
-    """`pauses`: how long calls waited for their turn, in seconds. `on_pause` runs in each of these pauses."""
+    """`pauses`: how long calls waited for their turn, in seconds. `while_paused` runs in each of these pauses."""
 
-    channel_rules = ChannelRules(chain_id=CHAIN, withdraw_delay=WITHDRAW_DELAY_S, native_price_nano=10**11)
+    channel_rules = ChannelRules(chain_id=CHAIN, withdraw_delay=WITHDRAW_DELAY_S, native_price_nano=10**13)
     looked_ms: int | None = NOW_MS
 
     def _make_rails(self, is_bound_required: bool) -> None:
         super()._make_rails(is_bound_required)
         self.pauses: list[float] = []
-        self.on_pause: Callable[[], object] = lambda: None
+        self.while_paused: Callable[[], Awaitable[None]] = _do_nothing
         self.authorization_rail = AuthorizationRail(
             ledger=self.ledger,
             settlement=self.settlement.settlement,
@@ -84,10 +83,9 @@ class ChannelSales(InProcessGateway):
     ) -> tuple[PaymentRequirement, ...]:
         return join_requirements(self.authorization_rail, self.channel_rail, operation_price, listing)
 
-    def _pause(self, seconds: float) -> "asyncio.Future[None]":
+    async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
-        self.on_pause()
-        return asyncio.ensure_future(asyncio.sleep(0))
+        await self.while_paused()
 
     async def _read_look_ms(self, chain_id: ChainId) -> int | None:
         return self.looked_ms
@@ -104,6 +102,10 @@ class ChannelSales(InProcessGateway):
         return self.chain.requests.total()
 
 
+async def _do_nothing() -> None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChannelCaller:
     """`signer`: its wallet is that of the gateway's caller."""
@@ -114,7 +116,8 @@ class ChannelCaller:
     @classmethod
     def funded(cls, gateway: ChannelSales, base_units: int, **signed: Any) -> Self:
         account = Account.from_key(gateway.wallet.key.secret)
-        signer = ChannelPayer(account=account, authorizer=AUTHORIZER, asset=RULES.assets[0], **signed)
+        fields: dict[str, Any] = {"account": account, "authorizer": AUTHORIZER, "asset": USDC, **signed}
+        signer = ChannelPayer(**fields)
         gateway.chain.fund(CHAIN, TOKEN, signer.address, base_units)
         return cls(gateway=gateway, signer=signer)
 

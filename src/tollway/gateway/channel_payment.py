@@ -9,7 +9,7 @@ was shown is not stored. A deposit is an authorisation, and settles as one (`pay
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, assert_never
@@ -162,7 +162,7 @@ class ChannelRail:
         limits: Limits,
         clock: ClockAndEntropy,
         public_url: str,
-        sleep: Callable[[float], "asyncio.Future[None]"] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`channel_rules`: of the networks that have channels. `rules`: of all networks."""
         self.ledger = ledger
@@ -175,7 +175,7 @@ class ChannelRail:
         self.limits = limits
         self.clock = clock
         self.public_url = public_url
-        self.sleep = sleep or asyncio.sleep
+        self.sleep = sleep
         self._offers: RevisionCache[tuple[PaymentRequirement, ...]] = RevisionCache(OFFERS_MAX)
 
     # ---- What a 402 offers.

@@ -1,0 +1,707 @@
+"""Calls that a payment channel pays, from the offer in the 402 to the charge at the head, and each refusal. Chain and ledger are the models in
+memory; everything else is real."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from eth_account import Account
+from eth_account.signers.local import LocalAccount
+from x402.mechanisms.evm.batch_settlement import constants as stock
+
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.channel_payer import ChannelPayer, Json
+from tests.kit.channel_sales import AUTHORIZER, TARGET, WITHDRAW_DELAY_S, ChannelCaller, ChannelSales
+from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, TOKEN, USDC, open_gateway
+from tests.kit.metered_gateway import TOTAL_TOKENS, make_metering
+from tests.kit.payer import decode_header, has_terms
+from tests.kit.upstream import Arrived, hang_up, held, plain
+from tests.kit.waits import until
+from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, ChannelConfig
+from tollway.gateway.channel_payment import TURN_POLL_S, TURN_WAIT_S
+from tollway.ids import Address, ChainId, ChannelId, keccak256
+from tollway.ledger.channels import ChannelFacts, ChannelState
+from tollway.ledger.records import CallState, Rail
+from tollway.money import Asset, Price
+from tollway.payments.channel_wire import ChannelReason
+from tollway.payments.wire import AuthorizationReason
+
+PRICE = 10_000
+DEPOSIT = 1_000_000
+DEPOSIT_FLOOR = 85_800
+"""Three times the gas of a channel, in base units."""
+FUNDS = 10**8
+KEY = ("Idempotency-Key", "one")
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[ChannelSales]:
+    limits: dict[str, Any] = {"settle_wait_s": 0.2, "lookups_per_minute": 1_000}
+    async with open_gateway(kind=ChannelSales, **limits) as small:
+        assert isinstance(small, ChannelSales)
+        await small.channel_networks.refresh()
+        yield small
+
+
+@pytest.fixture
+async def caller(gateway: ChannelSales) -> ChannelCaller:
+    """Of the one listing, at 0.01 USDC a call; without a deposit yet."""
+    await gateway.publish()
+    return ChannelCaller.funded(gateway, FUNDS)
+
+
+@pytest.fixture
+async def opened(caller: ChannelCaller) -> ChannelCaller:
+    """After a first call, which deposited 1 USDC."""
+    answer = await caller.open(DEPOSIT, ceiling=PRICE)
+    assert answer.status == 200, answer.body
+    caller.gateway.chain.requests.clear()
+    return caller
+
+
+def read_response(answer: Exchange) -> Json:
+    receipt: Json = decode_header(answer.headers["payment-response"].encode())
+    return receipt
+
+
+def read_corrective(answer: Exchange) -> Json:
+    """The one entry of the terms."""
+    required = decode_header(answer.headers["payment-required"].encode())
+    assert required["error"] == answer.problem["reason"]
+    (entry,) = required["accepts"]
+    found: Json = entry
+    return found
+
+
+def edit_channel(caller: ChannelCaller, **changes: Any) -> None:
+    """Changes the channel in the ledger."""
+    rows = caller.gateway.ledger.rows
+    (name,) = rows.channels
+    rows.channels[name] = replace(rows.channels[name], **changes)
+
+
+async def charged_units(caller: ChannelCaller) -> tuple[int, int]:
+    """The announced sum, and what the calls owe."""
+    await caller.gateway.check_balanced()
+    channel = await caller.channel()
+    return channel.announced, channel.taken_units
+
+
+# ---------------------------------------------------------------------- the offer
+
+
+async def test_a_fixed_price_offers_a_channel_after_the_single_authorisation(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    exact, channel = await gateway.offers()
+    assert (exact["scheme"], channel["scheme"]) == ("exact", "batch-settlement")
+    assert channel == exact | {
+        "scheme": "batch-settlement",
+        "extra": exact["extra"]
+        | {
+            "minDeposit": "1000000",
+            "receiverAuthorizer": AUTHORIZER.address,
+            "withdrawDelay": WITHDRAW_DELAY_S,
+        },
+    }
+
+
+async def test_a_metered_price_offers_a_channel_alone(gateway: ChannelSales) -> None:
+    await gateway.publish(metering=make_metering(TOTAL_TOKENS))
+    (channel,) = await gateway.offers()
+    assert (channel["scheme"], channel["amount"]) == ("batch-settlement", "10000")
+
+
+@pytest.mark.parametrize(
+    ("price", "native_price_nano", "deposit_min"),
+    [
+        ("0.0001", 10**13, 286_000),  # ten times the gas of a channel
+        ("0.0005", 10**13, 500_000),  # a thousand calls
+        ("0.01", 10**13, 1_000_000),  # at most one unit of the currency
+        ("0.01", 10**15, 5_000_000),  # no more than five units of it for gas
+        ("5", 10**13, 5_000_000),  # the call itself
+        ("5.000001", 10**13, None),  # above the unclaimed maximum
+        ("0", 10**13, None),
+    ],
+)
+async def test_the_offered_deposit_follows_the_price_and_the_gas(
+    gateway: ChannelSales, price: str, native_price_nano: int, deposit_min: int | None
+) -> None:
+    rules = replace(gateway.channel_rules, native_price_nano=native_price_nano)
+    gateway.channel_rail.channel_rules = {CHAIN: rules}
+    await gateway.publish(price=Price.parse(price))
+    answer = await gateway.ask("GET", TARGET)
+    if deposit_min is None:
+        assert "batch-settlement" not in answer.headers.get("payment-required", "")
+        assert all(one["scheme"] == "exact" for one in _accepts(answer))
+        return
+    channel = _accepts(answer)[-1]
+    assert channel["amount"] == str(USDC.floor_to_ledger(round(float(price) * 10**6)))
+    assert channel["extra"]["minDeposit"] == str(deposit_min)
+
+
+def _accepts(answer: Exchange) -> list[Json]:
+    value = answer.headers.get("payment-required")
+    accepts: list[Json] = [] if value is None else decode_header(value.encode())["accepts"]
+    return accepts
+
+
+@dataclass(frozen=True)
+class FixedNetworks:
+    """The one network of channels, as the test says."""
+
+    wei: int | None = 11 * 10**6
+    is_open: bool = True
+    authorizers: tuple[Address, ...] = (Address.parse(AUTHORIZER.address),)
+
+    async def fetch_channel(self, chain_id: ChainId, channel_id: ChannelId, asset: Asset) -> ChannelFacts:
+        raise AssertionError("a 402 reads no channel")
+
+    def gas_price_wei(self, chain_id: ChainId) -> int | None:
+        return self.wei
+
+    def is_available(self, chain_id: ChainId) -> bool:
+        return self.is_open
+
+
+@pytest.mark.parametrize(
+    ("networks", "is_offered"),
+    [(FixedNetworks(), True), (FixedNetworks(wei=None), False), (FixedNetworks(is_open=False), False)],
+)
+async def test_no_channel_is_offered_without_fees_or_while_the_network_is_not_available(
+    gateway: ChannelSales, caller: ChannelCaller, networks: FixedNetworks, is_offered: bool
+) -> None:
+    gateway.channel_rail.chains = networks
+    assert [one["scheme"] for one in await gateway.offers()][1:] == ["batch-settlement"] * is_offered
+
+
+async def test_no_channel_is_offered_on_a_network_without_rules(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    gateway.channel_rail.channel_rules = {}
+    assert [one["scheme"] for one in await gateway.offers()] == ["exact"]
+
+
+# ---------------------------------------------------------------------- paid
+
+
+async def test_the_first_call_brings_a_deposit_and_is_charged_at_its_head(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    answer = await caller.open(DEPOSIT, ceiling=PRICE)
+    assert (answer.status, answer.body) == (200, b"ok")
+    assert answer.headers["tollway-payment-state"] == "charged"
+    assert answer.headers["tollway-price"] == "0.01 USDC"
+    assert answer.headers["tollway-credit-remaining"] == "0.99 USDC"
+    assert not has_terms(answer)
+    (call,) = await gateway.history()
+    assert (call.state, call.rail, call.pay_to) == (CallState.CONSUMED, Rail.CHANNEL, PAY_TO)
+    assert (call.id, call.price_units) == (answer.headers["tollway-call-id"], PRICE)
+    receipt = read_response(answer)
+    transaction = receipt.pop("transaction")
+    assert transaction.startswith("0x")
+    assert receipt == {
+        "success": True,
+        "network": "eip155:84532",
+        "payer": str(caller.signer.address),
+        "amount": str(DEPOSIT),
+        "extra": {
+            "chargedAmount": str(PRICE),
+            "channelState": {
+                "channelId": str(caller.signer.channel_id),
+                "balance": str(DEPOSIT),
+                "totalClaimed": "0",
+                "withdrawRequestedAt": 0,
+                "refundNonce": "0",
+                "chargedCumulativeAmount": str(PRICE),
+            },
+        },
+    }
+    assert await charged_units(caller) == (PRICE, PRICE)
+    assert gateway.chain.balance(CHAIN, TOKEN, SETTLEMENT_CONTRACT) == DEPOSIT
+    assert (gateway.earned, gateway.transfers, gateway.served) == (0, 1, 1)
+    (arrived,) = gateway.upstream.arrived
+    assert "payment-signature" not in arrived.names
+
+
+async def test_a_voucher_pays_the_next_call_without_the_chain(
+    gateway: ChannelSales, opened: ChannelCaller
+) -> None:
+    answer = await opened.spend(2 * PRICE)
+    assert (answer.status, answer.headers["tollway-payment-state"]) == (200, "charged")
+    assert answer.headers["tollway-credit-remaining"] == "0.98 USDC"
+    receipt = read_response(answer)
+    assert (receipt["transaction"], receipt["amount"]) == ("", "")
+    assert receipt["extra"]["chargedAmount"] == str(PRICE)
+    assert receipt["extra"]["channelState"]["chargedCumulativeAmount"] == str(2 * PRICE)
+    assert await charged_units(opened) == (2 * PRICE, 2 * PRICE)
+    assert (gateway.chain_requests, gateway.transfers, gateway.served) == (0, 1, 2)
+
+
+async def test_what_remains_is_the_balance_less_the_announced_sum(
+    gateway: ChannelSales, opened: ChannelCaller
+) -> None:
+    """A stream announces its maximum, so the sum of the calls can be below it."""
+    edit_channel(opened, announced=4 * PRICE)
+    answer = await opened.spend(5 * PRICE)
+    assert answer.headers["tollway-credit-remaining"] == "0.96 USDC"
+    assert read_response(answer)["extra"]["chargedAmount"] == "0"
+    assert await charged_units(opened) == (4 * PRICE, 2 * PRICE)
+
+
+@pytest.mark.parametrize("step", [PRICE, 2 * PRICE])
+async def test_each_price_that_counts_is_a_step_and_the_lowest_is_charged(
+    gateway: ChannelSales, opened: ChannelCaller, step: int
+) -> None:
+    listing = (await gateway.catalog.find(gateway.sample("api_quotes").id)).listing  # type: ignore[union-attr]  # published
+    gateway.now_ms += 1_000
+    await gateway.revise(listing, price=Price.parse("0.02"))
+    answer = await opened.spend(PRICE + step)
+    assert (answer.status, answer.headers["tollway-price"]) == (200, "0.01 USDC")
+    assert read_response(answer)["extra"]["chargedAmount"] == str(PRICE)
+    assert await charged_units(opened) == (2 * PRICE, 2 * PRICE)
+
+
+@pytest.mark.parametrize(("step", "status"), [(PRICE, 402), (2 * PRICE, 200)])
+async def test_ten_minutes_after_an_edit_only_the_new_price_counts(
+    gateway: ChannelSales, opened: ChannelCaller, step: int, status: int
+) -> None:
+    listing = (await gateway.catalog.find(gateway.sample("api_quotes").id)).listing  # type: ignore[union-attr]  # published
+    await gateway.revise(listing, price=Price.parse("0.02"))
+    await gateway.pass_time(gateway.limits.price_memory_s * 1000 + 1)
+    answer = await opened.spend(PRICE + step)
+    assert answer.status == status
+    if status == 402:
+        assert read_corrective(answer)["amount"] == str(2 * PRICE)
+
+
+# ---------------------------------------------------------------------- the corrective 402
+
+
+@pytest.mark.parametrize("ceiling", [PRICE, 2 * PRICE - 1, 2 * PRICE + 1, 3 * PRICE])
+async def test_another_ceiling_gets_the_corrective_402(
+    gateway: ChannelSales, opened: ChannelCaller, ceiling: int
+) -> None:
+    before = await opened.channel()
+    answer = await opened.spend(ceiling)
+    assert (answer.status, answer.problem["code"]) == (402, "payment_verification_failed")
+    assert answer.problem["reason"] == ChannelReason.CUMULATIVE_MISMATCH.value
+    assert answer.problem["paymentState"] == "none"
+    assert "payment" not in answer.problem
+    assert "accepts" not in answer.problem
+    assert not {"payment-response", "www-authenticate"} & set(answer.headers)
+    entry = read_corrective(answer)
+    assert (entry["scheme"], entry["amount"], entry["payTo"]) == (
+        "batch-settlement",
+        str(PRICE),
+        str(PAY_TO),
+    )
+    extra = entry["extra"]
+    assert extra["channelState"]["chargedCumulativeAmount"] == str(PRICE)
+    assert extra["channelState"]["balance"] == str(DEPOSIT)
+    assert extra["voucherState"] == {
+        "signedMaxClaimable": str(PRICE),
+        "signature": "0x" + opened.signer.sign_voucher(PRICE).hex(),
+    }
+    assert await opened.channel() == before
+    assert (gateway.chain_requests, gateway.served, len(await gateway.history())) == (0, 1, 1)
+    assert (await opened.spend(2 * PRICE)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "published", "is_shown"),
+    [(PRICE + 1, 0, True), (PRICE + 1, PRICE, False), (PRICE, PRICE, False), (PRICE - 1, PRICE - 1, False)],
+)
+async def test_a_voucher_that_is_public_is_not_shown_and_shows_none(
+    opened: ChannelCaller, ceiling: int, published: int, is_shown: bool
+) -> None:
+    edit_channel(opened, published=published)
+    extra = read_corrective(await opened.spend(ceiling))["extra"]
+    assert ("voucherState" in extra) is is_shown
+
+
+async def test_a_ceiling_below_what_is_claimed_has_its_own_reason(
+    gateway: ChannelSales, opened: ChannelCaller
+) -> None:
+    before = await opened.channel()
+    edit_channel(opened, facts=replace(before.facts, total_claimed=PRICE))
+    answer = await opened.spend(PRICE)
+    assert answer.problem["reason"] == ChannelReason.BELOW_CLAIMED.value
+    assert read_corrective(answer)["extra"]["channelState"]["totalClaimed"] == str(PRICE)
+
+
+async def test_a_ceiling_above_the_balance_gets_the_corrective_402(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    await caller.open(DEPOSIT_FLOOR, ceiling=PRICE)
+    for calls in range(2, 9):
+        assert (await caller.spend(calls * PRICE)).status == 200
+    served = gateway.served
+    answer = await caller.spend(9 * PRICE)
+    assert (answer.status, gateway.served) == (402, served)
+    assert read_corrective(answer)["extra"]["channelState"]["balance"] == str(DEPOSIT_FLOOR)
+    more = caller.signs(deposit_salt=b"\x2d" * 32)
+    assert (await more.open(DEPOSIT, ceiling=9 * PRICE)).status == 200
+    assert await charged_units(caller) == (9 * PRICE, 9 * PRICE)
+
+
+# ---------------------------------------------------------------------- refusals that no state of the channel mends
+
+
+class DelegatingPayer(ChannelPayer):
+    """Names another key for its vouchers."""
+
+    delegate: LocalAccount = Account.from_key(keccak256(b"a delegate"))
+
+    @property
+    def config(self) -> ChannelConfig:
+        return replace(super().config, payer_authorizer=Address.parse(self.delegate.address))
+
+    def sign_voucher(self, ceiling: int) -> bytes:
+        return replace(self, account=self.delegate)._plain_voucher(ceiling, self.channel_id)
+
+    def _plain_voucher(self, ceiling: int, channel_id: ChannelId) -> bytes:
+        message = {"channelId": bytes(channel_id), "maxClaimableAmount": ceiling}
+        return self._sign(self.account, stock.VOUCHER_TYPES, message)
+
+
+def forge_channel(content: Json) -> None:
+    content["payload"]["voucher"]["channelId"] = "0x" + "ab" * 32
+
+
+def raise_ceiling(content: Json) -> None:
+    content["payload"]["voucher"]["maxClaimableAmount"] = str(3 * PRICE)
+
+
+def keep(content: Json) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty:
+    """`signed`: what is different about the channel. `rewrite`: changes the payment after it was signed. `listing`: what is different about the listing."""
+
+    reason: str
+    status: int = 402
+    signed: Json = field(default_factory=dict)
+    rewrite: Callable[[Json], None] = keep
+    is_refund: bool = False
+    is_delegated: bool = False
+    listing: Json = field(default_factory=dict)
+
+
+OTHER = Address(b"\xee" * 20)
+FAULTS = {
+    "receiver": Faulty(reason=ChannelReason.RECEIVER, signed={"receiver": OTHER}),
+    "authorizer": Faulty(
+        reason=ChannelReason.RECEIVER_AUTHORIZER,
+        signed={"authorizer": Account.from_key(keccak256(b"another authorizer"))},
+    ),
+    "delay": Faulty(reason=ChannelReason.WITHDRAW_DELAY, signed={"withdraw_delay": WITHDRAW_DELAY_S + 1}),
+    "token": Faulty(reason=ChannelReason.TOKEN, signed={"asset": replace(USDC, token=OTHER)}),
+    "currency": Faulty(reason=ChannelReason.TOKEN, listing={"currency": "EURC"}),
+    "delegated": Faulty(reason=ChannelReason.VOUCHER_SIGNATURE, is_delegated=True),
+    "signature": Faulty(reason=ChannelReason.VOUCHER_SIGNATURE, rewrite=raise_ceiling),
+    "channel id": Faulty(reason=ChannelReason.CHANNEL_ID, rewrite=forge_channel),
+    "refund": Faulty(reason=ChannelReason.PAYLOAD_TYPE, is_refund=True),
+    "network": Faulty(
+        reason=AuthorizationReason.NETWORK, signed={"asset": replace(USDC, chain_id=ChainId(1))}
+    ),
+    "own wallet": Faulty(reason=AuthorizationReason.RETURNED, listing={"pay_to": None}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("has_deposit", [False, True])
+async def test_refuses_with_the_reason_and_keeps_nothing(
+    gateway: ChannelSales, fault: Faulty, has_deposit: bool
+) -> None:
+    caller = ChannelCaller.funded(gateway, FUNDS, **fault.signed)
+    if "pay_to" in fault.listing:
+        caller = caller.signs(receiver=caller.signer.address)
+    changes: Json = {name: value or caller.signer.address for name, value in fault.listing.items()}
+    await gateway.publish(**changes)
+    signer = caller.signer
+    if fault.is_delegated:
+        signer = DelegatingPayer(account=signer.account, authorizer=signer.authorizer)
+    payload = signer.deposit(DEPOSIT, ceiling=PRICE) if has_deposit else signer.voucher(PRICE)
+    if fault.is_refund:
+        payload = signer.refund(ceiling=PRICE)
+    gateway.chain.requests.clear()
+    answer = await caller.pay(payload, edit=fault.rewrite)
+    assert (answer.status, answer.problem["reason"]) == (402, fault.reason), answer.body
+    assert answer.problem["paymentState"] == "none"
+    assert await gateway.ledger.find_channel(signer.asset.chain_id, signer.channel_id) is None
+    assert (gateway.chain_requests, gateway.served, await gateway.history()) == (0, 0, ())
+
+
+async def test_refuses_a_token_whose_deposits_cannot_be_verified(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    rules = gateway.rules[CHAIN]
+    gateway.channel_rail.rules = {CHAIN: replace(rules, assets=(replace(USDC, domain=None),))}
+    answer = await caller.open(DEPOSIT, ceiling=PRICE)
+    assert answer.problem["reason"] == ChannelReason.TOKEN_DOMAIN.value
+    assert gateway.served == 0
+
+
+# ---------------------------------------------------------------------- deposits
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadDeposit:
+    reason: str
+    base_units: int = DEPOSIT
+    ceiling: int = PRICE
+    funds: int = FUNDS
+    signed: Json = field(default_factory=dict)
+    is_watched: bool = True
+
+
+DEPOSITS = {
+    "below the floor": BadDeposit(reason=ChannelReason.DEPOSIT_TOO_SMALL, base_units=DEPOSIT_FLOOR - 1),
+    "below the call": BadDeposit(reason=ChannelReason.EXCEEDS_BALANCE, base_units=PRICE - 1),
+    "unwatched": BadDeposit(reason="rail_withdrawn", is_watched=False),
+}
+
+
+@pytest.mark.parametrize("case", DEPOSITS.values(), ids=DEPOSITS)
+async def test_refuses_a_deposit_and_keeps_nothing(gateway: ChannelSales, case: BadDeposit) -> None:
+    await gateway.publish()
+    caller = ChannelCaller.funded(gateway, case.funds, **case.signed)
+    if not case.is_watched:
+        gateway.looked_ms = None
+        await gateway.channel_networks.refresh()
+    answer = await caller.open(case.base_units, ceiling=case.ceiling)
+    assert (answer.status, answer.problem["reason"]) == (402, case.reason), answer.body
+    assert answer.problem["paymentState"] == "none"
+    assert await caller.find_channel() is None
+    assert (gateway.transfers, gateway.served, await gateway.history()) == (0, 0, ())
+
+
+async def test_a_deposit_of_three_times_the_gas_is_taken(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    answer = await caller.open(DEPOSIT_FLOOR, ceiling=PRICE)
+    assert (answer.status, read_response(answer)["amount"]) == (200, str(DEPOSIT_FLOOR))
+
+
+async def test_a_deposit_that_has_landed_counts_once(gateway: ChannelSales, opened: ChannelCaller) -> None:
+    answer = await opened.open(DEPOSIT, ceiling=2 * PRICE)
+    assert (answer.status, read_response(answer)["amount"]) == (200, "")
+    assert (gateway.transfers, (await opened.channel()).balance_units) == (1, DEPOSIT)
+    assert await charged_units(opened) == (2 * PRICE, 2 * PRICE)
+
+
+async def test_a_deposit_whose_call_failed_pays_the_next_one(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    gateway.upstream.answer = plain(status=500)
+    answer = await caller.open(DEPOSIT, ceiling=PRICE)
+    assert (answer.status, answer.headers["tollway-payment-state"]) == (500, "released")
+    assert "payment-response" not in answer.headers
+    assert (gateway.transfers, await charged_units(caller)) == (0, (0, 0))
+    gateway.upstream.answer = plain()
+    assert (await caller.open(DEPOSIT, ceiling=PRICE)).status == 200
+    assert (gateway.transfers, await charged_units(caller)) == (1, (PRICE, PRICE))
+
+
+async def test_a_deposit_that_fails_on_the_chain_releases_its_call(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    async def spend_elsewhere(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        gateway.chain.fund(CHAIN, TOKEN, caller.signer.address, 0)
+        await plain(b"secret answer")(arrived, writer)
+
+    gateway.upstream.answer = spend_elsewhere
+    answer = await caller.open(DEPOSIT, ceiling=PRICE)
+    assert (answer.status, answer.problem["code"]) == (402, "payment_settlement_failed")
+    assert answer.problem["paymentState"] == "released"
+    assert b"secret answer" not in answer.body
+    assert await charged_units(caller) == (0, 0)
+    assert (await caller.channel()).reserved_call is None
+
+
+async def test_while_a_deposit_is_undecided_its_channel_takes_no_call(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    gateway.stop_mining()
+    answer = await caller.open(DEPOSIT, ceiling=PRICE)
+    assert (answer.status, answer.problem["code"]) == (503, "payment_outcome_unknown")
+    url = answer.problem["call"]
+    for payload in (
+        caller.signer.deposit(DEPOSIT, ceiling=PRICE),
+        caller.signs(deposit_salt=b"\x2d" * 32).signer.deposit(DEPOSIT, ceiling=PRICE),
+        caller.signer.voucher(PRICE),
+    ):
+        again = await caller.pay(payload, target="/another")
+        assert (again.status, again.problem["code"]) == (503, "payment_outcome_unknown")
+        assert (again.problem["call"], again.problem["paymentState"]) == (url, "held")
+        assert again.headers["retry-after"] == "5"
+    assert gateway.served == 1
+    await gateway.recover_chain()
+    assert await charged_units(caller) == (PRICE, PRICE)
+    assert (await caller.spend(2 * PRICE)).status == 200
+    assert len(await gateway.history()) == 2
+
+
+# ---------------------------------------------------------------------- an upstream that fails, and outcomes that are not known
+
+
+@pytest.mark.parametrize("status", [500, 404])
+async def test_a_voucher_whose_call_failed_pays_the_next_one(
+    gateway: ChannelSales, opened: ChannelCaller, status: int
+) -> None:
+    gateway.upstream.answer = plain(status=status)
+    answer = await opened.spend(2 * PRICE)
+    assert (answer.status, answer.headers["tollway-payment-state"]) == (status, "released")
+    assert await charged_units(opened) == (PRICE, PRICE)
+    gateway.upstream.answer = plain()
+    assert (await opened.spend(2 * PRICE, target="/another")).status == 200
+    assert await charged_units(opened) == (2 * PRICE, 2 * PRICE)
+
+
+@pytest.mark.parametrize(("target", "is_same"), [(TARGET, True), ("/another", False)])
+async def test_after_an_unknown_outcome_the_same_voucher_pays_the_same_call_or_another(
+    gateway: ChannelSales, opened: ChannelCaller, target: str, is_same: bool
+) -> None:
+    gateway.upstream.answer = hang_up
+    unknown = await opened.spend(2 * PRICE)
+    assert (unknown.status, unknown.problem["paymentState"]) == (504, "held")
+    assert (await opened.channel()).reserved_state is CallState.UNKNOWN
+    gateway.upstream.answer = plain()
+    answer = await opened.spend(2 * PRICE, target=target)
+    assert answer.status == 200
+    assert (answer.headers["tollway-call-id"] == unknown.problem["callId"]) is is_same
+    states = {call.id: call.state for call in await gateway.history()}
+    assert states[unknown.problem["callId"]] is (CallState.CONSUMED if is_same else CallState.RELEASED)
+    assert await charged_units(opened) == (2 * PRICE, 2 * PRICE)
+    assert (await opened.channel()).reserved_call is None
+
+
+# ---------------------------------------------------------------------- one call at a time
+
+
+async def test_a_second_call_waits_until_the_first_has_its_head(
+    gateway: ChannelSales, opened: ChannelCaller
+) -> None:
+    may_answer = asyncio.Event()
+    gateway.upstream.answer = held(may_answer, body=b"ok")
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(opened.spend(2 * PRICE))
+        await until(lambda: gateway.served == 2)
+
+        async def end_first() -> None:
+            may_answer.set()
+            await asyncio.wait([first])
+
+        gateway.while_paused = end_first
+        second = await opened.spend(3 * PRICE)
+    assert (first.result().status, second.status) == (200, 200)
+    assert gateway.pauses == [TURN_POLL_S]
+    assert await charged_units(opened) == (3 * PRICE, 3 * PRICE)
+
+
+async def test_a_call_that_waits_too_long_is_refused(gateway: ChannelSales, opened: ChannelCaller) -> None:
+    may_answer = asyncio.Event()
+    gateway.upstream.answer = held(may_answer, body=b"ok")
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(opened.spend(2 * PRICE))
+        await until(lambda: gateway.served == 2)
+        second = await opened.spend(3 * PRICE)
+        may_answer.set()
+    assert (second.status, second.problem["code"]) == (503, "channel_busy")
+    assert second.problem["callId"] == first.result().headers["tollway-call-id"]
+    assert (second.headers["retry-after"], second.problem["paymentState"]) == ("1", "none")
+    assert sum(gateway.pauses) == pytest.approx(TURN_WAIT_S)
+    assert gateway.served == 2
+    assert await charged_units(opened) == (2 * PRICE, 2 * PRICE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"state": ChannelState.WITHDRAWING}, "withdrawal_pending"),
+        ({"state": ChannelState.DRAINING}, "channel_draining"),
+    ],
+)
+async def test_a_channel_that_takes_no_call_says_why(
+    gateway: ChannelSales, opened: ChannelCaller, changes: Json, reason: str
+) -> None:
+    edit_channel(opened, **changes)
+    answer = await opened.spend(2 * PRICE)
+    assert (answer.status, answer.problem["code"]) == (503, "channel_busy")
+    assert (answer.problem["reason"], answer.problem["paymentState"]) == (reason, "none")
+    assert gateway.served == 1
+    assert await charged_units(opened) == (PRICE, PRICE)
+
+
+async def test_what_is_unclaimed_has_a_maximum(gateway: ChannelSales) -> None:
+    """Of five units of the currency: two calls at 2.5."""
+    step = 2_500_000
+    await gateway.publish(price=Price.parse("2.5"))
+    caller = ChannelCaller.funded(gateway, FUNDS)
+    assert (await caller.open(10 * DEPOSIT, ceiling=step)).status == 200
+    assert (await caller.spend(2 * step)).status == 200
+    answer = await caller.spend(3 * step)
+    assert (answer.status, answer.problem["code"]) == (503, "channel_busy")
+    assert (answer.problem["reason"], gateway.served) == ("unclaimed_max", 2)
+    edit_channel(caller, facts=replace((await caller.channel()).facts, total_claimed=1))
+    assert (await caller.spend(3 * step)).status == 503
+    edit_channel(caller, facts=replace((await caller.channel()).facts, total_claimed=step))
+    assert (await caller.spend(3 * step)).status == 200
+
+
+# ---------------------------------------------------------------------- keys, access, the caller's maximum
+
+
+async def test_the_stored_answer_comes_before_the_ceiling(
+    gateway: ChannelSales, opened: ChannelCaller
+) -> None:
+    first = await opened.spend(2 * PRICE, KEY)
+    assert (await opened.spend(3 * PRICE)).status == 200
+    again = await opened.spend(2 * PRICE, KEY)
+    assert (again.status, again.body) == (200, b"ok")
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.headers["tollway-call-id"] == first.headers["tollway-call-id"]
+    assert (gateway.served, await charged_units(opened)) == (3, (3 * PRICE, 3 * PRICE))
+
+
+async def test_a_public_voucher_opens_no_stored_answer(gateway: ChannelSales, opened: ChannelCaller) -> None:
+    await opened.spend(2 * PRICE, KEY)
+    edit_channel(opened, published=2 * PRICE)
+    answer = await opened.spend(2 * PRICE, KEY)
+    assert (answer.status, answer.problem["reason"]) == (402, ChannelReason.CUMULATIVE_MISMATCH.value)
+    assert "voucherState" not in read_corrective(answer)["extra"]
+    assert gateway.served == 2
+
+
+async def test_a_key_of_another_request_is_refused(gateway: ChannelSales, opened: ChannelCaller) -> None:
+    await opened.spend(2 * PRICE, KEY)
+    answer = await opened.spend(3 * PRICE, KEY, target="/another")
+    assert (answer.status, answer.problem["code"]) == (422, "idempotency_key_reused")
+    assert (gateway.served, await charged_units(opened)) == (2, (2 * PRICE, 2 * PRICE))
+
+
+@pytest.mark.parametrize(("maximum", "status"), [("0.01", 200), ("0.009999", 412)])
+async def test_the_callers_maximum_is_kept(
+    gateway: ChannelSales, opened: ChannelCaller, maximum: str, status: int
+) -> None:
+    answer = await opened.spend(2 * PRICE, ("Tollway-Max-Price", maximum))
+    assert answer.status == status, answer.body
+    assert gateway.served == (2 if status == 200 else 1)
+
+
+@pytest.mark.parametrize("has_deposit", [False, True])
+async def test_a_blocked_wallet_pays_nothing(
+    gateway: ChannelSales, opened: ChannelCaller, has_deposit: bool
+) -> None:
+    gateway.blocked.add(opened.signer.address)
+    signer = opened.signs(deposit_salt=b"\x2d" * 32).signer
+    payload = signer.deposit(DEPOSIT, ceiling=2 * PRICE) if has_deposit else opened.signer.voucher(2 * PRICE)
+    answer = await opened.pay(payload)
+    assert (answer.status, answer.problem["code"]) == (403, "wallet_blocked")
+    assert (gateway.chain_requests, gateway.transfers, gateway.served) == (0, 1, 1)
+    assert await charged_units(opened) == (PRICE, PRICE)
