@@ -14,7 +14,7 @@ from x402.mechanisms.evm.batch_settlement import constants as stock
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.channel_payer import ChannelPayer, Json
 from tests.kit.channel_sales import AUTHORIZER, TARGET, WITHDRAW_DELAY_S, ChannelCaller, ChannelSales
-from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, TOKEN, USDC, open_gateway
+from tests.kit.gateway import CHAIN, PAY_TO, TOKEN, USDC, open_gateway
 from tests.kit.metered_gateway import TOTAL_TOKENS, make_metering
 from tests.kit.payer import decode_header, has_terms
 from tests.kit.upstream import Arrived, hang_up, held, plain
@@ -579,6 +579,34 @@ async def test_after_an_unknown_outcome_the_same_voucher_pays_the_same_call_or_a
     assert states[unknown.problem["callId"]] is (CallState.CONSUMED if is_same else CallState.RELEASED)
     assert await charged_units(opened) == (2 * PRICE, 2 * PRICE)
     assert (await opened.channel()).reserved_call is None
+
+
+@pytest.mark.parametrize("headers", [(), (KEY,)], ids=["plain", "keyed"])
+async def test_after_an_unknown_outcome_the_deposit_settles_with_the_repeat(
+    gateway: ChannelSales, caller: ChannelCaller, headers: tuple[tuple[str, str], ...]
+) -> None:
+    payload = caller.signer.deposit(DEPOSIT, ceiling=PRICE)
+    gateway.upstream.answer = hang_up
+    assert (await caller.pay(payload, *headers)).problem["paymentState"] == "held"
+    gateway.upstream.answer = plain()
+    answer = await caller.pay(payload, *headers)
+    assert (answer.status, answer.headers["tollway-payment-state"]) == (200, "charged")
+    assert read_response(answer)["amount"] == str(DEPOSIT)
+    assert (gateway.transfers, await charged_units(caller)) == (1, (PRICE, PRICE))
+    assert (await caller.channel()).reserved_call is None
+
+
+async def test_a_repeat_whose_deposit_cannot_settle_asks_for_no_payment(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    payload = caller.signer.deposit(DEPOSIT, ceiling=PRICE)
+    gateway.upstream.answer = hang_up
+    unknown = await caller.pay(payload, KEY)
+    gateway.chain.fund(CHAIN, TOKEN, caller.signer.address, 0)
+    answer = await caller.pay(payload, KEY)
+    assert (answer.status, answer.problem["code"]) == (409, "payment_already_used")
+    assert (answer.problem["callId"], answer.problem["paymentState"]) == (unknown.problem["callId"], "held")
+    assert gateway.served == 1
 
 
 # ---------------------------------------------------------------------- one call at a time

@@ -24,9 +24,11 @@ from tollway.gateway.messages import CallRefused, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
     PRICE_MAX_HEADER,
     RAIL_WITHDRAWN,
+    authorization_used,
     check_held_price_max,
     check_price_max,
     find_idempotency_key,
+    may_quote,
 )
 from tollway.gateway.rail import (
     CallPayment,
@@ -448,7 +450,7 @@ class ChannelPayment(CallPayment):
             raise Refusal(problem)
         repeat = self.repeat
         if repeat is not None and isinstance(repeat.call, KeyedCall):
-            self._verify_repeat(repeat.call)
+            await self._verify_repeat(repeat.call)
             return
         channel = await self._take_turn()
         if isinstance(self.proof.request, SignedDeposit):
@@ -603,30 +605,38 @@ class ChannelPayment(CallPayment):
             if voucher.ceiling - announced <= deposit.base_units + balance - announced:
                 raise Refusal(explain_channel(ChannelReason.DEPOSIT_TOO_SMALL, detail))
             raise Refusal(explain_channel(ChannelReason.EXCEEDS_BALANCE, detail))
+        checked = await self._check_settlement(authorization)
+        if isinstance(checked, Problem):
+            raise Refusal(checked)
+        return checked
+
+    async def _check_settlement(self, authorization: Authorization) -> _CheckedDeposit | Problem:
+        """Checks on its chain that the deposit would settle now."""
+        rail, asset, listing = self._rail, self.asset, self.route.entry.listing
+        assert asset is not None
         requirement = PaymentRequirement(
             asset=asset,
             price=self.price,
-            units=deposit.base_units,
+            units=authorization.base_units,
             pay_to=DEPOSIT_COLLECTOR,
             charge_on=self.charge_on,
-            max_timeout_s=self.route.entry.listing.timeout_s + SETTLEMENT_MARGIN_S,
+            max_timeout_s=listing.timeout_s + SETTLEMENT_MARGIN_S,
         )
-        listing_id = self.route.entry.listing.id
         if not rail.chains.is_available(self.chain_id) or not rail.settlement.is_offered(
-            asset, deposit.base_units, listing_id
+            asset, authorization.base_units, listing.id
         ):
-            raise Refusal(RAIL_WITHDRAWN)
+            return RAIL_WITHDRAWN
         self.active.begin("chain")
         checked = await rail.settlement.check(
             authorization,
             requirement,
-            timeout_s=self.route.entry.listing.timeout_s,
+            timeout_s=listing.timeout_s,
             lookup=self._lookup,
-            listing_id=listing_id,
+            listing_id=listing.id,
         )
         self.active.begin("read_head")
         if isinstance(checked, Problem):
-            raise Refusal(checked)
+            return checked
         return _CheckedDeposit(authorization=authorization, cover=checked)
 
     def _build_authorization(self, deposit: SignedDeposit) -> Authorization:
@@ -647,8 +657,8 @@ class ChannelPayment(CallPayment):
 
     # ---- Claim, with a held connection.
 
-    def _verify_repeat(self, earlier: KeyedCall) -> None:
-        """A call that runs again under its own claim: its price is held already, and no voucher is stored."""
+    async def _verify_repeat(self, earlier: KeyedCall) -> None:
+        """A call that runs again under its own claim: its price is held already, and no voucher is stored. A deposit of it that has not settled settles with this run."""
         assert self.asset is not None
         problem = check_held_price_max(
             self.request,
@@ -662,7 +672,20 @@ class ChannelPayment(CallPayment):
             raise Refusal(problem)
         if self._channel is None:
             raise Refusal(explain_key_used(earlier))
+        self._deposit = await self._check_held_deposit(earlier)
         self._earlier, self._before = earlier, self._channel.announced
+
+    async def _check_held_deposit(self, earlier: KeyedCall) -> _CheckedDeposit | None:
+        if earlier.authorization is None:
+            return None
+        known = await self._rail.ledger.find_authorized_call(earlier.authorization)
+        if known is None or known.call_id != earlier.call_id or known.transfer is not None:
+            return None
+        checked = await self._check_settlement(known.authorization)
+        if isinstance(checked, Problem):
+            # The outcome of the earlier run is not known, so no problem here may ask for a payment.
+            raise Refusal(authorization_used(known.call_id, known.state) if may_quote(checked) else checked)
+        return checked
 
     async def claim(self) -> ProxyResponse | None:
         if self._earlier is not None:
@@ -744,7 +767,7 @@ class ChannelPayment(CallPayment):
         self.price, self.units = Price.parse(earlier.price), earlier.price_units
         self.formulas = () if earlier.metering is None else read_formulas(earlier.metering)
         self.actual_units = earlier.actual_units
-        self.call_id, self.claimed, self._deposit = earlier.call_id, outcome, None
+        self.call_id, self.claimed = earlier.call_id, outcome
         return True
 
     # ---- Capture, after the head: the close charges; a deposit settles first.
