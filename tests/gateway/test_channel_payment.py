@@ -14,7 +14,7 @@ from x402.mechanisms.evm.batch_settlement import constants as stock
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.channel_payer import ChannelPayer, Json
 from tests.kit.channel_sales import AUTHORIZER, TARGET, WITHDRAW_DELAY_S, ChannelCaller, ChannelSales
-from tests.kit.gateway import CHAIN, PAY_TO, TOKEN, USDC, open_gateway
+from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, TOKEN, USDC, open_gateway
 from tests.kit.metered_gateway import TOTAL_TOKENS, make_metering
 from tests.kit.payer import decode_header, has_terms
 from tests.kit.upstream import Arrived, hang_up, held, plain
@@ -463,6 +463,9 @@ class BadDeposit:
 DEPOSITS = {
     "below the floor": BadDeposit(reason=ChannelReason.DEPOSIT_TOO_SMALL, base_units=DEPOSIT_FLOOR - 1),
     "below the call": BadDeposit(reason=ChannelReason.EXCEEDS_BALANCE, base_units=PRICE - 1),
+    "expired": BadDeposit(reason=ChannelReason.EXPIRED, signed={"valid_before": NOW_MS // 1000 + 5}),
+    "too early": BadDeposit(reason=ChannelReason.NOT_YET_VALID, signed={"valid_after": NOW_MS // 1000 + 60}),
+    "no funds": BadDeposit(reason=ChannelReason.INSUFFICIENT_BALANCE, funds=DEPOSIT - 1),
     "unwatched": BadDeposit(reason="rail_withdrawn", is_watched=False),
 }
 
@@ -486,6 +489,17 @@ async def test_a_deposit_of_three_times_the_gas_is_taken(
 ) -> None:
     answer = await caller.open(DEPOSIT_FLOOR, ceiling=PRICE)
     assert (answer.status, read_response(answer)["amount"]) == (200, str(DEPOSIT_FLOOR))
+
+
+async def test_a_deposit_that_another_wallet_signed_is_refused(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    payload = caller.signer.deposit(DEPOSIT, ceiling=PRICE)
+    forged = ChannelPayer(authorizer=AUTHORIZER).deposit(DEPOSIT, ceiling=PRICE)
+    payload["deposit"] = forged["deposit"]
+    answer = await caller.pay(payload)
+    assert answer.problem["reason"] == ChannelReason.DEPOSIT_SIGNATURE.value
+    assert (gateway.transfers, gateway.served, await caller.find_channel()) == (0, 0, None)
 
 
 async def test_a_deposit_that_has_landed_counts_once(gateway: ChannelSales, opened: ChannelCaller) -> None:

@@ -95,6 +95,7 @@ from tollway.payments.channel_wire import (
     RefundRequest,
     SignedDeposit,
     explain_channel,
+    explain_deposit,
     names_channel,
     parse_channel_payment,
 )
@@ -636,7 +637,7 @@ class ChannelPayment(CallPayment):
         )
         self.active.begin("read_head")
         if isinstance(checked, Problem):
-            return checked
+            return explain_deposit(checked)
         return _CheckedDeposit(authorization=authorization, cover=checked)
 
     def _build_authorization(self, deposit: SignedDeposit) -> Authorization:

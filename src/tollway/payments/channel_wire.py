@@ -89,6 +89,24 @@ def explain_channel(reason: ChannelReason, detail: str | None = None) -> Problem
     return Problem(code=code, detail=detail or sentence, reason=reason.value, payment_state="none")
 
 
+def explain_deposit(problem: Problem) -> Problem:
+    """The problem of a deposit whose authorisation is refused, with the reason that channels have for it. `problem`: of the check that single authorisations share; one
+    without a counterpart is returned as it is."""
+    reason = _DEPOSIT_REASONS.get(problem.reason or "")
+    if reason is None:
+        return problem
+    is_detailed = reason is ChannelReason.DEPOSIT_SIMULATION_FAILED
+    return explain_channel(reason, problem.detail if is_detailed else None)
+
+
+_DEPOSIT_REASONS = {
+    AuthorizationReason.SIGNATURE.value: ChannelReason.DEPOSIT_SIGNATURE,
+    AuthorizationReason.NOT_YET_VALID.value: ChannelReason.NOT_YET_VALID,
+    AuthorizationReason.EXPIRED.value: ChannelReason.EXPIRED,
+    AuthorizationReason.INSUFFICIENT_BALANCE.value: ChannelReason.INSUFFICIENT_BALANCE,
+    AuthorizationReason.SIMULATION_FAILED.value: ChannelReason.DEPOSIT_SIMULATION_FAILED,
+}
+
 _MALFORMED = Code.PAYMENT_MALFORMED
 _UNSUPPORTED = Code.PAYMENT_METHOD_UNSUPPORTED
 _FAILED = Code.PAYMENT_VERIFICATION_FAILED
