@@ -720,6 +720,25 @@ async def test_a_public_voucher_opens_no_stored_answer(gateway: ChannelSales, op
     assert gateway.served == 2
 
 
+@pytest.mark.parametrize(
+    "signed",
+    [
+        {"authorizer": Account.from_key(keccak256(b"another authorizer"))},
+        {"receiver": OTHER},
+        {"salt": b"\x01" * 32},
+    ],
+    ids=["another gateway", "another receiver", "a channel that is not known"],
+)
+async def test_a_voucher_of_another_channel_opens_no_stored_answer(
+    gateway: ChannelSales, opened: ChannelCaller, signed: Json
+) -> None:
+    """It can be public: another gateway may have claimed with it."""
+    await opened.spend(2 * PRICE, KEY)
+    answer = await opened.signs(**signed).spend(2 * PRICE, KEY)
+    assert (answer.status, answer.problem["code"]) == (402, "payment_verification_failed")
+    assert gateway.served == 2
+
+
 async def test_a_key_of_another_request_is_refused(gateway: ChannelSales, opened: ChannelCaller) -> None:
     await opened.spend(2 * PRICE, KEY)
     answer = await opened.spend(3 * PRICE, KEY, target="/another")

@@ -94,6 +94,7 @@ from tollway.payments.channel_wire import (
     PresentedChannelPayment,
     RefundRequest,
     SignedDeposit,
+    SignedVoucher,
     explain_channel,
     explain_deposit,
     names_channel,
@@ -282,14 +283,12 @@ class ChannelRail:
         proof: PresentedChannelPayment,
         body: ForwardBody | None,
     ) -> tuple[Address, ...]:
-        """See `KeyReader`. A voucher that stood in a transaction is public, so it opens nothing."""
+        """See `KeyReader`. A voucher that may have stood in a transaction is public, so it opens nothing."""
         if (request.body.length or 0) > self.limits.bound_body_bytes_max or not is_signed_by_payer(proof):
             return ()
         voucher = proof.voucher
         channel = await self.channel_ledger.find_channel(voucher.chain_id, voucher.channel_id)
-        if channel is not None and voucher.ceiling <= channel.published:
-            return ()
-        return (voucher.config.payer,)
+        return (voucher.config.payer,) if is_private(voucher, channel) else ()
 
 
 def join_requirements(
@@ -304,6 +303,11 @@ def join_requirements(
         *authorizations.find_requirements(operation_price, listing),
         *channels.find_requirements(operation_price, listing),
     )
+
+
+def is_private(voucher: SignedVoucher, channel: Channel | None) -> bool:
+    """Whether no transaction has made the voucher public. Of a channel that the ledger does not have, that is not known: another gateway may have claimed it."""
+    return channel is not None and voucher.ceiling > channel.published
 
 
 def is_signed_by_payer(proof: PresentedChannelPayment) -> bool:
@@ -432,9 +436,8 @@ class ChannelPayment(CallPayment):
         if self.key is None or (repeat is not None and repeat.call is not None):
             return ()
         payer, channel = voucher.config.payer, self._channel
-        is_public = channel is not None and voucher.ceiling <= channel.published
         is_known = repeat is not None and payer in repeat.key_wallets
-        return () if is_public or is_known else (payer,)
+        return (payer,) if is_private(voucher, channel) and not is_known else ()
 
     # ---- Verify: access, the turn, the ceiling, the deposit.
 
