@@ -25,20 +25,6 @@ SIGNATURE = "0x" + "ab" * 65
 HASH = "0x" + "cd" * 32
 
 
-@pytest.fixture
-def json_log() -> io.StringIO:
-    stream = io.StringIO()
-    configure_logging(style="json", stream=stream)
-    return stream
-
-
-@pytest.fixture
-def console() -> io.StringIO:
-    stream = io.StringIO()
-    configure_logging(style="console", stream=stream)
-    return stream
-
-
 @pytest.mark.parametrize(
     "name",
     ["secret_key", "other_secret_keys", "password", "private_key", "token", "access_token", "Authorization", "X-Signature", "cookie", "upstream_auth"],
@@ -67,63 +53,75 @@ def test_masks_by_look(value: object, shown: object) -> None:
     assert redact(value) == shown
 
 
-def test_json_lines_carry_the_request_id_and_no_secret(json_log: io.StringIO) -> None:
+def test_json_lines_carry_the_request_id_and_no_secret() -> None:
+    stream = io.StringIO()
+    configure_logging(style="json", stream=stream)
     before = bind_request("req_12345678")
     structlog.get_logger().info("call_closed", signature=SIGNATURE, price="0.01")
     unbind_request(before)
     structlog.get_logger().info("after")
-    first, second = map(json.loads, json_log.getvalue().splitlines())
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
     assert (first["event"], first["request_id"], first["price"]) == ("call_closed", "req_12345678", "0.01")
     assert first["signature"] == MASK
     assert "request_id" not in second
 
 
-def test_a_traceback_is_part_of_its_line_and_redacted(json_log: io.StringIO) -> None:
+def test_a_traceback_is_part_of_its_line_and_redacted() -> None:
+    stream = io.StringIO()
+    configure_logging(style="json", stream=stream)
     try:
         raise RuntimeError(f"bad {SIGNATURE}")
     except RuntimeError as exc:
         structlog.get_logger().error("broken", exc_info=exc)
-    (line,) = json_log.getvalue().splitlines()
+    (line,) = stream.getvalue().splitlines()
     assert "RuntimeError" in json.loads(line)["exception"]
     assert SIGNATURE not in line
 
 
-def test_a_console_traceback_shows_no_local_variables(console: io.StringIO) -> None:
+def test_a_console_traceback_shows_no_local_variables() -> None:
+    stream = io.StringIO()
+    configure_logging(style="console", stream=stream)
     local_secret = "hush" + "-hush"
     try:
         raise RuntimeError(f"bad {len(local_secret)} {SIGNATURE}")
     except RuntimeError as exc:
         structlog.get_logger().error("broken", exc_info=exc)
-    assert "RuntimeError" in console.getvalue()
-    assert "hush-hush" not in console.getvalue()
-    assert SIGNATURE not in console.getvalue()
+    assert "RuntimeError" in stream.getvalue()
+    assert "hush-hush" not in stream.getvalue()
+    assert SIGNATURE not in stream.getvalue()
 
 
 HOSTILE = "a\x1b[2J\u202eb\r\n2026-01-01 [info] forged\u2028\ud800c"
 
 
-def test_a_console_obeys_no_text_and_begins_no_line_for_it(console: io.StringIO) -> None:
+def test_a_console_obeys_no_text_and_begins_no_line_for_it() -> None:
+    stream = io.StringIO()
+    configure_logging(style="console", stream=stream)
     structlog.get_logger().info(HOSTILE, path=HOSTILE, short="a\x1b[2J\u202eb", nested={"a": [HOSTILE]})
     logging.getLogger("somebody").warning("of %s", HOSTILE)
-    told = console.getvalue()
+    told = stream.getvalue()
     assert len(told.splitlines()) == 2
     assert set("\x1b\u202e\r\u2028\ud800").isdisjoint(told)
 
 
-def test_no_line_of_a_console_traceback_looks_like_an_event(console: io.StringIO) -> None:
+def test_no_line_of_a_console_traceback_looks_like_an_event() -> None:
+    stream = io.StringIO()
+    configure_logging(style="console", stream=stream)
     try:
         raise RuntimeError(HOSTILE)
     except RuntimeError as exc:
         structlog.get_logger().error("broken", exc_info=exc)
-    first, *rest = console.getvalue().splitlines()
+    first, *rest = stream.getvalue().splitlines()
     assert "broken" in first
     assert all(line.startswith("  ") for line in rest)
-    assert set("\x1b\u202e\r\u2028\ud800").isdisjoint(console.getvalue())
+    assert set("\x1b\u202e\r\u2028\ud800").isdisjoint(stream.getvalue())
 
 
-def test_lines_of_libraries_look_the_same(json_log: io.StringIO) -> None:
+def test_lines_of_libraries_look_the_same() -> None:
+    stream = io.StringIO()
+    configure_logging(style="json", stream=stream)
     logging.getLogger("somebody").warning("at postgresql://me:pa55@h/n")
-    line = json.loads(json_log.getvalue())
+    line = json.loads(stream.getvalue())
     assert (line["level"], "pa55" in line["event"]) == ("warning", False)
 
 
@@ -147,8 +145,12 @@ def test_a_line_for_the_journal_begins_with_its_priority(
     assert [line[:3] for line in (*lines[:3], lines[-1])] == ["<6>", "<4>", "<3>", "<3>"]
     assert all(line.startswith("<3>") for line in lines[2:])
     if style == "json":
-        events = ["listening", "rail_withdrawn", "call_failed", "of a library"]
-        assert [json.loads(line[3:])["event"] for line in lines] == events
+        assert [json.loads(line[3:])["event"] for line in lines] == [
+            "listening",
+            "rail_withdrawn",
+            "call_failed",
+            "of a library",
+        ]
 
 
 @pytest.mark.parametrize("journal", [None, "", "1:2", "no numbers"])
