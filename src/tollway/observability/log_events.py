@@ -134,7 +134,19 @@ _SETTLEMENT = (
     _row("facilitator_says_failed", "warning", "reason", "The facilitator reports a failure; the chain decides.", "ask the facilitator when it repeats"),
 )  # fmt: skip
 
-LOG_EVENTS: tuple[LogEvent, ...] = (*_PROCESS, *_REQUESTS, *_STORAGE, *_CHAINS, *_SETTLEMENT)
+_CHANNELS = (
+    _row("channels_available", "info", "network", "The contracts of channels are on this network."),
+    _row("channels_unseen", "warning", "network detail", "The channels of a network could not be read; after a quarter of the delay of a withdrawal they take no deposit.", "runbook ChainUnavailable"),
+    _row("channel_state_changed", "warning", "channel network state unclaimed", "A withdrawal of a channel began or ended, or the channel is drained.", "for `withdrawing`: watch that its claim is mined before the delay is over"),
+    _row("channel_claims_unseen", "warning", "network detail", "A round of claims could not reach its chain; the next one tries again.", "runbook ChainUnavailable"),
+    _row("channel_claim_sent", "info", "claim network channels transaction", "A transaction that claims channels was stored and sent."),
+    _row("channel_claim_refused", "warning", "channel units", "The claim of a channel fails in simulation; the channel is left out and read again.", "read the channel on its chain when it repeats"),
+    _row("channel_settle_refused", "warning", "receiver token", "The token refuses to pay a receiver; his money stays claimed.", "tell the provider: his wallet cannot receive this token"),
+    _row("channel_claim_ended", "info", "claim is_mined", "A claim is mined, or can never be."),
+    _row("channel_refunded", "info", "channel units transaction", "A payer got back what a channel held beyond its calls."),
+)  # fmt: skip
+
+LOG_EVENTS: tuple[LogEvent, ...] = (*_PROCESS, *_REQUESTS, *_STORAGE, *_CHAINS, *_SETTLEMENT, *_CHANNELS)
 
 GROUPS = (
     ("The process", _PROCESS),
