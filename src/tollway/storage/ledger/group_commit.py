@@ -557,8 +557,13 @@ class GroupCommit:
             del self._late[waiting.entry.call_id]
         if isinstance(outcome, _GRANTS):
             self._note_granted(waiting.entry)
-        if not self._leaves_open(waiting.entry, outcome):
-            self._forget(waiting.entry)
+        entry = waiting.entry
+        if isinstance(entry, Settle) and entry.close.is_metered and isinstance(outcome, Closed):
+            self._metered.add((entry.call_id, entry.close.epoch))
+        # Only the conclusion of a settlement returns a state.
+        is_streaming = outcome is CallState.CONSUMED and ended_key(entry) in self._metered
+        if not is_streaming and not _leaves_open(entry, outcome):
+            self._forget(entry)
         if waiting.future is None:
             return
         # A caller that is cancelled after `set_result` undoes the outcome in `submit`, so no grant is without a caller.
@@ -566,13 +571,6 @@ class GroupCommit:
             self._undo(waiting.entry, outcome)
         else:
             waiting.future.set_result(outcome)
-
-    def _leaves_open(self, entry: Entry, outcome: Outcome) -> bool:
-        if isinstance(entry, Settle) and entry.close.is_metered and isinstance(outcome, Closed):
-            self._metered.add((entry.call_id, entry.close.epoch))
-        if isinstance(entry, Conclude) and outcome is CallState.CONSUMED:
-            return (entry.call_id, entry.epoch) in self._metered
-        return _leaves_open(entry, outcome)
 
     def _note_granted(self, entry: Entry) -> None:
         """From here on the caller may send upstream: if its row is open later without a task here, its outcome is unknown."""
