@@ -43,7 +43,6 @@ QUIET = {
 """The first rounds of a gateway are its last ones."""
 ON_DEMAND = frozenset(
     {
-        TaskName.CHANNEL_CHECK,
         TaskName.LEDGER_WRITER,
         TaskName.RECEIPT_POLLING,
         TaskName.REPUTATION_ELECTION,
