@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, assert_never
+from typing import ClassVar, Protocol, assert_never
 
 from tollway.chain.networks import ChainRules
 from tollway.errors import Code, Problem, Refusal
@@ -367,9 +367,7 @@ class ChannelPayment(CallPayment):
     def default_rail(self) -> Rail:
         return Rail.CHANNEL
 
-    @property
-    def receipt_states(self) -> tuple[str, ...]:
-        return ("charged", "held")
+    receipt_states: ClassVar[tuple[str, ...]] = ("charged", "held")
 
     @property
     def chain_id(self) -> ChainId:

@@ -12,7 +12,7 @@ payment and writes a call row too. `build_claim` and `explain_claim` serve every
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, assert_never
+from typing import ClassVar, Literal, Protocol, assert_never
 
 from tollway.errors import Problem, Refusal
 from tollway.gateway.access import AccessControl, ActiveCall
@@ -191,6 +191,9 @@ class CallPayment(ABC):
         "verified",
     )
 
+    receipt_states: ClassVar[tuple[str, ...]] = ("charged",)
+    """The payment states in which the response has a receipt. A channel says its charge also while the price of a stream is held."""
+
     def __init__(
         self,
         ledger: Ledger,
@@ -223,11 +226,6 @@ class CallPayment(ABC):
         self.verified: Verified | None = None
         self.is_verified = False
         self.upstream_status: int | None = None
-
-    @property
-    def receipt_states(self) -> tuple[str, ...]:
-        """The payment states in which the response has a receipt. A channel tells its charge also while the price of a stream is held."""
-        return ("charged",)
 
     @abstractmethod
     async def check(self) -> None:
