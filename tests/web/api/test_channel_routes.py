@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -103,7 +103,7 @@ async def test_there_is_no_channel_of_another(routes: Routes, parts: tuple[str |
 # ---- What is refused.
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[ChannelPayer], Json], ChannelReason]] = {
     "a voucher": (lambda p: p.payment(p.voucher(300)), ChannelReason.PAYLOAD_TYPE),
     "a deposit": (lambda p: p.payment(p.deposit(500, ceiling=300)), ChannelReason.PAYLOAD_TYPE),
     "another scheme": (
