@@ -63,22 +63,15 @@ class ChannelNetworks:
         self.authorizers: tuple[Address, ...] = ()
         """The addresses whose channels take calls, the one that a 402 names first. `app.channel_wiring` sets them."""
         self._deployed: set[ChainId] = set()
-        self._watched: set[ChainId] = set()
+        self._looked_ms: dict[ChainId, int | None] = {}
 
     async def refresh(self) -> None:
         """Looks for the contracts, until they are seen: a contract at these addresses never changes. Reads when the channels were looked at."""
         for chain_id in self.rules:
             if chain_id not in self._deployed:
                 await self._find_contracts(chain_id)
-        watched = set()
-        for chain_id, rules in self.rules.items():
-            looked_ms = await self._read_look_ms(chain_id)
-            if (
-                looked_ms is not None
-                and self._now_ms() - looked_ms <= rules.withdraw_delay * 1000 // LOOK_DIVISOR
-            ):
-                watched.add(chain_id)
-        self._watched = watched
+        for chain_id in self.rules:
+            self._looked_ms[chain_id] = await self._read_look_ms(chain_id)
 
     async def _find_contracts(self, chain_id: ChainId) -> None:
         try:
@@ -96,7 +89,11 @@ class ChannelNetworks:
 
     def is_available(self, chain_id: ChainId) -> bool:
         """Whether the contracts are there, and a withdrawal would be seen in time."""
-        return chain_id in self._deployed and chain_id in self._watched
+        looked_ms = self._looked_ms.get(chain_id)
+        if chain_id not in self._deployed or looked_ms is None:
+            return False
+        fresh_ms = self.rules[chain_id].withdraw_delay * 1000 // LOOK_DIVISOR
+        return self._now_ms() - looked_ms <= fresh_ms
 
     def gas_price_wei(self, chain_id: ChainId) -> int | None:
         fees = self._gas_budget.latest_fees(chain_id)
