@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from eth_account import Account
-from eth_account.signers.local import LocalAccount
-from x402.mechanisms.evm.batch_settlement import constants as stock
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.channel_payer import ChannelPayer, Json
@@ -350,21 +348,15 @@ async def test_a_ceiling_above_the_balance_gets_the_corrective_402(
 # ---------------------------------------------------------------------- refusals that no state of the channel mends
 
 
-class DelegatingPayer(ChannelPayer):
-    """Names another key for its vouchers."""
+DELEGATE = Address.parse(Account.from_key(keccak256(b"a delegate")).address)
 
-    delegate: LocalAccount = Account.from_key(keccak256(b"a delegate"))
+
+class DelegatingPayer(ChannelPayer):
+    """Names another key for its vouchers, and signs them itself: no contract accepts them."""
 
     @property
     def config(self) -> ChannelConfig:
-        return replace(super().config, payer_authorizer=Address.parse(self.delegate.address))
-
-    def sign_voucher(self, ceiling: int) -> bytes:
-        return replace(self, account=self.delegate)._plain_voucher(ceiling, self.channel_id)
-
-    def _plain_voucher(self, ceiling: int, channel_id: ChannelId) -> bytes:
-        message = {"channelId": bytes(channel_id), "maxClaimableAmount": ceiling}
-        return self._sign(self.account, stock.VOUCHER_TYPES, message)
+        return replace(super().config, payer_authorizer=DELEGATE)
 
 
 def forge_channel(content: Json) -> None:
@@ -500,6 +492,25 @@ async def test_a_deposit_that_another_wallet_signed_is_refused(
     answer = await caller.pay(payload)
     assert answer.problem["reason"] == ChannelReason.DEPOSIT_SIGNATURE.value
     assert (gateway.transfers, gateway.served, await caller.find_channel()) == (0, 0, None)
+
+
+@pytest.mark.parametrize("ceiling", [PRICE - 1, PRICE + 1])
+async def test_a_deposit_with_another_ceiling_is_not_sent(
+    gateway: ChannelSales, caller: ChannelCaller, ceiling: int
+) -> None:
+    answer = await caller.open(DEPOSIT, ceiling=ceiling)
+    assert answer.problem["reason"] == ChannelReason.CUMULATIVE_MISMATCH.value
+    assert read_corrective(answer)["extra"]["channelState"]["chargedCumulativeAmount"] == "0"
+    assert (gateway.transfers, gateway.served, await charged_units(caller)) == (0, 0, (0, 0))
+    assert (await caller.open(DEPOSIT, ceiling=PRICE)).status == 200
+
+
+async def test_a_voucher_without_any_deposit_has_no_channel(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    answer = await caller.spend(PRICE)
+    assert (answer.status, answer.problem["reason"]) == (402, ChannelReason.NOT_FOUND.value)
+    assert (gateway.served, await caller.find_channel()) == (0, None)
 
 
 async def test_a_deposit_that_has_landed_counts_once(gateway: ChannelSales, opened: ChannelCaller) -> None:
