@@ -15,9 +15,14 @@ from tests.kit.channel_sales import AUTHORIZER, TARGET, WITHDRAW_DELAY_S, Channe
 from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, TOKEN, USDC, open_gateway
 from tests.kit.metered_gateway import TOTAL_TOKENS, make_metering
 from tests.kit.payer import decode_header, has_terms
-from tests.kit.upstream import Arrived, hang_up, held, plain
+from tests.kit.upstream import Arrived, hang_up, held, plain, raw
 from tests.kit.waits import until
-from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, ChannelConfig
+from tollway.chain.channel_contract import (
+    SETTLEMENT_CONTRACT,
+    ChannelConfig,
+    encode_deposit,
+    encode_initiate_withdraw,
+)
 from tollway.gateway.channel_payment import TURN_POLL_S, TURN_WAIT_S
 from tollway.ids import Address, ChainId, ChannelId, keccak256
 from tollway.ledger.channels import ChannelFacts, ChannelState
@@ -273,6 +278,55 @@ async def test_ten_minutes_after_an_edit_only_the_new_price_counts(
     assert answer.status == status
     if status == 402:
         assert read_corrective(answer)["amount"] == str(2 * PRICE)
+
+
+async def test_a_metered_call_charges_at_its_head_what_its_answer_has_used(gateway: ChannelSales) -> None:
+    await gateway.publish(metering=make_metering(TOTAL_TOKENS))
+    caller = ChannelCaller.funded(gateway, FUNDS)
+    assert (await caller.open(DEPOSIT, ceiling=PRICE)).status == 200
+    gateway.upstream.answer = plain(used(7), headers=("Content-Type: application/json",))
+    answer = await caller.spend(2 * PRICE)
+    assert answer.headers["tollway-price"] == "0.0017 USDC"
+    assert answer.headers["tollway-credit-remaining"] == "0.9883 USDC"
+    assert read_response(answer)["extra"]["chargedAmount"] == "1700"
+    assert await charged_units(caller) == (PRICE + 1_700, PRICE + 1_700)
+    assert (await caller.spend(PRICE + 1_700 + PRICE)).status == 200
+
+
+async def test_a_metered_call_with_a_deposit_charges_its_maximum_and_the_next_call_less(
+    gateway: ChannelSales,
+) -> None:
+    await gateway.publish(metering=make_metering(TOTAL_TOKENS))
+    caller = ChannelCaller.funded(gateway, FUNDS)
+    gateway.upstream.answer = plain(used(70), headers=("Content-Type: application/json",))
+    first = await caller.open(DEPOSIT, ceiling=PRICE)
+    assert read_response(first)["extra"]["chargedAmount"] == str(PRICE)
+    assert await charged_units(caller) == (PRICE, 8_000)
+    second = await caller.spend(2 * PRICE)
+    assert read_response(second)["extra"]["chargedAmount"] == "6000"
+    assert await charged_units(caller) == (16_000, 16_000)
+
+
+async def test_a_stream_charges_its_maximum_and_the_next_call_less(gateway: ChannelSales) -> None:
+    await gateway.publish(metering=make_metering(TOTAL_TOKENS))
+    caller = ChannelCaller.funded(gateway, FUNDS)
+    assert (await caller.open(DEPOSIT, ceiling=PRICE)).status == 200
+    event = b"data: " + used(7) + b"\n\n"
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"
+    gateway.upstream.answer = raw(head, b"%x\r\n%s\r\n" % (len(event), event), b"0\r\n\r\n")
+    stream = await caller.spend(2 * PRICE)
+    assert stream.headers["tollway-price-max"] == "0.01 USDC"
+    assert stream.headers["tollway-payment-state"] == "held"
+    assert read_response(stream)["extra"]["chargedAmount"] == str(PRICE)
+    assert await charged_units(caller) == (2 * PRICE, PRICE + 1_700)
+    gateway.upstream.answer = plain()
+    following = await caller.spend(3 * PRICE)
+    assert read_response(following)["extra"]["chargedAmount"] == "1700"
+    assert await charged_units(caller) == (PRICE + 1_700 + PRICE, PRICE + 1_700 + PRICE)
+
+
+def used(tokens: int) -> bytes:
+    return b'{"usage": {"total_tokens": %d}}' % tokens
 
 
 # ---------------------------------------------------------------------- the corrective 402
@@ -570,6 +624,56 @@ async def test_while_a_deposit_is_undecided_its_channel_takes_no_call(
     assert await charged_units(caller) == (PRICE, PRICE)
     assert (await caller.spend(2 * PRICE)).status == 200
     assert len(await gateway.history()) == 2
+
+
+# ---------------------------------------------------------------------- a channel whose chain knows more than the ledger
+
+
+def deposit_directly(caller: ChannelCaller, base_units: int) -> None:
+    """A transaction of the payer, which the gateway has not sent."""
+    signer = replace(caller.signer, deposit_salt=keccak256(b"%d" % base_units))
+    calldata = encode_deposit(
+        signer.config,
+        base_units=base_units,
+        valid_after=0,
+        valid_before=signer.valid_before,
+        salt=signer.deposit_salt,
+        signature=signer.sign_deposit(base_units),
+    )
+    caller.gateway.chain.call_channels(CHAIN, calldata)
+    caller.gateway.chain.bury(CHAIN, 10)
+
+
+async def test_a_channel_that_the_payer_has_opened_takes_a_voucher(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    deposit_directly(caller, DEPOSIT)
+    answer = await caller.spend(PRICE)
+    assert (answer.status, answer.headers["tollway-credit-remaining"]) == (200, "0.99 USDC")
+    assert (gateway.transfers, await charged_units(caller)) == (0, (PRICE, PRICE))
+
+
+async def test_a_balance_that_the_payer_has_raised_is_read_once_it_is_needed(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    edge = PRICE + 5_000
+    deposit_directly(caller, edge)
+    assert (await caller.spend(PRICE)).status == 200
+    assert read_corrective(await caller.spend(2 * PRICE))["extra"]["channelState"]["balance"] == str(edge)
+    deposit_directly(caller, DEPOSIT)
+    answer = await caller.spend(2 * PRICE)
+    assert (answer.status, (await caller.channel()).balance_units) == (200, edge + DEPOSIT)
+
+
+async def test_a_withdrawal_that_the_chain_shows_at_the_first_look_closes_the_channel(
+    gateway: ChannelSales, caller: ChannelCaller
+) -> None:
+    deposit_directly(caller, DEPOSIT)
+    calldata = encode_initiate_withdraw(caller.signer.config, base_units=DEPOSIT)
+    gateway.chain.call_channels(CHAIN, calldata, sender=caller.signer.address)
+    answer = await caller.spend(PRICE)
+    assert (answer.status, answer.problem["reason"]) == (503, "withdrawal_pending")
+    assert (gateway.served, await charged_units(caller)) == (0, (0, 0))
 
 
 # ---------------------------------------------------------------------- an upstream that fails, and outcomes that are not known
