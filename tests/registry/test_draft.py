@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit.narrowing import of_type
+from tollway.chain.channel_contract import DEPOSIT_COLLECTOR, SETTLEMENT_CONTRACT
 from tollway.errors import FieldError
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price
@@ -207,6 +208,8 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"payTo": "0x833589fCD6eDb6E08f4c7C32D4f71b54bDA02913"}, ["/payTo address"]),  # checksum
     ({"payTo": "0x" + "00" * 20}, ["/payTo address"]),
     ({"payTo": "0x" + "11" * 20}, ["/payTo address"]),  # the token itself
+    ({"payTo": str(SETTLEMENT_CONTRACT)}, ["/payTo address"]),
+    ({"payTo": str(DEPOSIT_COLLECTOR)}, ["/payTo address"]),
     ({"payTo": None}, ["/payTo type"]),
     ({"networks": []}, ["/networks too_few"]),
     ({"networks": "eip155:8453"}, ["/networks type"]),

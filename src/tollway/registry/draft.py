@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationInfo
 
+from tollway.chain.channel_contract import DEPOSIT_COLLECTOR, SETTLEMENT_CONTRACT
 from tollway.errors import FieldError
 from tollway.ids import ZERO_ADDRESS, Address, ChainId, ListingId, parse_network
 from tollway.limits import MIB
@@ -321,6 +322,8 @@ def _read_pay_to(value: object, info: ValidationInfo) -> Address:
         raise value_error("address", "must not be the zero address: no key can spend from it")
     if any(asset.token == pay_to for asset in context_of(info).rules.assets):
         raise value_error("address", "must be a wallet, not a token contract")
+    if pay_to in (SETTLEMENT_CONTRACT, DEPOSIT_COLLECTOR):
+        raise value_error("address", "must be a wallet, not a contract of payment channels")
     return pay_to
 
 
