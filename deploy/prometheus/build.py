@@ -99,6 +99,7 @@ OTHER_FAILURES = {
     "api_paused": "the provider, or a suspension",
     "loop_detected": "the provider, or the caller",
     "overloaded": "OverloadRefusals counts them: one caller can cause them",
+    "channel_busy": "the caller: another call of the channel, or a withdrawal",
 }
 """The other codes with such a status -> whose they are."""
 _OWN = f'outcome=~"{"|".join(OWN_FAILURES)}"'

@@ -363,3 +363,24 @@ async def test_the_record_and_the_receipt_name_the_channel(unclaimed: Harness) -
         unclaimed.gateway, payer, "GET", f"/history/{call['id']}/receipt"
     )
     assert channel_id in json.dumps(receipt.json)
+
+
+async def test_a_thousand_calls_cost_one_deposit_and_one_claim(cluster: Any) -> None:
+    """What the provider gets on the chain is the sum of the calls. The gateway claims in its first round after a start."""
+    calls = 1_000
+    async with run_harness(cluster, UNCLAIMED) as harness:
+        payer = await cluster.wallet()
+        before = await harness.balance(harness.provider)
+        told = await harness.run(FETCH, payer, [{"url": harness.url("/quote/ETH"), "times": calls}])
+        assert [one["status"] for one in told] == [200] * calls
+        assert {one["receipt"]["extra"]["chargedAmount"] for one in told} == {str(PRICE_UNITS)}
+        await harness.gateway.stop()
+        harness.gateway.start()
+        await harness.gateway.wait_ready()
+
+        async def is_paid() -> bool:
+            return await harness.balance(harness.provider) - before == calls * PRICE_UNITS
+
+        await poll(is_paid, what="the claim of the channel")
+        sent = await cluster.driver.rpc("eth_getTransactionCount", str(harness.gas.address), "latest")
+        assert int(sent, 16) == 2
