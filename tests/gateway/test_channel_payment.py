@@ -493,6 +493,15 @@ async def test_refuses_a_token_whose_deposits_cannot_be_verified(
     assert gateway.served == 0
 
 
+async def test_a_voucher_beside_a_transaction_is_refused(
+    gateway: ChannelSales, opened: ChannelCaller
+) -> None:
+    proof = await gateway.plain_payment(PRICE)
+    answer = await opened.spend(2 * PRICE, *proof)
+    assert (answer.status, answer.problem["reason"]) == (400, "more_than_one_rail")
+    assert (gateway.served, await charged_units(opened)) == (1, (PRICE, PRICE))
+
+
 # ---------------------------------------------------------------------- deposits
 
 
@@ -738,6 +747,29 @@ async def test_a_repeat_whose_deposit_cannot_settle_asks_for_no_payment(
     assert gateway.served == 1
 
 
+@pytest.mark.parametrize("has_deposit", [False, True])
+async def test_a_cut_response_runs_again_under_its_key_and_is_charged_once(
+    gateway: ChannelSales, caller: ChannelCaller, has_deposit: bool
+) -> None:
+    ceiling = PRICE
+    if not has_deposit:
+        assert (await caller.open(DEPOSIT, ceiling=PRICE)).status == 200
+        ceiling = 2 * PRICE
+    signer = caller.signer
+    payload = signer.deposit(DEPOSIT, ceiling=ceiling) if has_deposit else signer.voucher(ceiling)
+    gateway.upstream.answer = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nsome", close=True)
+    cut = await caller.pay(payload, KEY)
+    assert (cut.status, cut.is_ended) == (200, False)
+    assert await charged_units(caller) == (ceiling, ceiling)
+    gateway.upstream.answer = plain()
+    again = await caller.pay(payload, KEY)
+    assert (again.status, again.body) == (200, b"ok")
+    assert again.headers["tollway-call-id"] == cut.headers["tollway-call-id"]
+    assert read_response(again)["extra"]["chargedAmount"] == "0"
+    assert (gateway.transfers, await charged_units(caller)) == (1, (ceiling, ceiling))
+    assert (await caller.spend(ceiling + PRICE)).status == 200
+
+
 # ---------------------------------------------------------------------- one call at a time
 
 
@@ -775,6 +807,29 @@ async def test_a_call_that_waits_too_long_is_refused(gateway: ChannelSales, open
     assert sum(gateway.pauses) == pytest.approx(TURN_WAIT_S)
     assert gateway.served == 2
     assert await charged_units(opened) == (2 * PRICE, 2 * PRICE)
+
+
+async def test_of_many_calls_with_one_voucher_one_is_served(
+    gateway: ChannelSales, opened: ChannelCaller
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(opened.spend(2 * PRICE, target=f"/{number}")) for number in range(6)]
+        gateway.while_paused = lambda: until(lambda: any(call.done() for call in calls))
+    refused = [call.result() for call in calls if call.result().status != 200]
+    assert len(refused) == 5
+    assert {answer.status for answer in refused} <= {402, 503}
+    assert all("payment-response" not in answer.headers for answer in refused)
+    assert (gateway.served, await charged_units(opened)) == (2, (2 * PRICE, 2 * PRICE))
+
+
+async def test_of_many_deposits_at_once_one_is_sent(gateway: ChannelSales, caller: ChannelCaller) -> None:
+    salted = [caller.signs(deposit_salt=bytes([number]) * 32) for number in range(6)]
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(one.open(DEPOSIT, ceiling=PRICE)) for one in salted]
+        gateway.while_paused = lambda: until(lambda: any(call.done() for call in calls))
+    assert [call.result().status for call in calls].count(200) == 1
+    assert (gateway.transfers, gateway.served) == (1, 1)
+    assert await charged_units(caller) == (PRICE, PRICE)
 
 
 @pytest.mark.parametrize(
@@ -824,6 +879,31 @@ async def test_the_stored_answer_comes_before_the_ceiling(
     assert again.headers["idempotency-replayed"] == "true"
     assert again.headers["tollway-call-id"] == first.headers["tollway-call-id"]
     assert (gateway.served, await charged_units(opened)) == (3, (3 * PRICE, 3 * PRICE))
+
+
+def name_call(content: Json) -> None:
+    """The extension `payment-identifier` of x402."""
+    content["extensions"] = {"payment-identifier": {"info": {"id": "pay_0123456789abcdef"}}}
+
+
+@pytest.mark.parametrize(
+    ("headers", "edit"), [((KEY,), keep), ((), name_call)], ids=["header", "payment identifier"]
+)
+async def test_a_repeat_with_the_next_voucher_gets_the_stored_answer(
+    gateway: ChannelSales,
+    opened: ChannelCaller,
+    headers: tuple[tuple[str, str], ...],
+    edit: Callable[[Json], None],
+) -> None:
+    """The client lost the first answer, and believes that it was not charged, or that it was."""
+    first = await opened.spend(2 * PRICE, *headers, edit=edit)
+    for ceiling in (2 * PRICE, 3 * PRICE):
+        again = await opened.spend(ceiling, *headers, edit=edit)
+        assert (again.status, again.headers["idempotency-replayed"]) == (200, "true")
+        assert again.headers["tollway-call-id"] == first.headers["tollway-call-id"]
+    channel = await opened.channel()
+    assert channel.candidate is not None
+    assert (channel.candidate.ceiling, gateway.served) == (2 * PRICE, 2)
 
 
 async def test_a_public_voucher_opens_no_stored_answer(gateway: ChannelSales, opened: ChannelCaller) -> None:

@@ -510,6 +510,6 @@ def test_the_proxy_takes_of_settlement_only_an_outcome() -> None:
     assert taken == {"Undecided"}
 
 
-def test_the_product_contains_no_voucher() -> None:
+def test_the_product_does_not_know_this_rail() -> None:
     sources = GATEWAY.parent.rglob("*.py")
-    assert [path.name for path in sources if "voucher" in path.read_text().lower()] == []
+    assert [path.name for path in sources if "x-voucher" in path.read_text().lower()] == []
