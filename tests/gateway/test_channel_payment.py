@@ -950,6 +950,29 @@ async def test_the_callers_maximum_is_kept(
     assert gateway.served == (2 if status == 200 else 1)
 
 
+@pytest.mark.parametrize("headers", [(), (KEY,)], ids=["plain", "keyed"])
+@pytest.mark.parametrize(("maximum", "status"), [("0.01", 200), ("0.009", 412)])
+async def test_the_callers_maximum_counts_for_the_price_that_an_earlier_run_holds(
+    gateway: ChannelSales,
+    opened: ChannelCaller,
+    headers: tuple[tuple[str, str], ...],
+    maximum: str,
+    status: int,
+) -> None:
+    gateway.upstream.answer = hang_up
+    unknown = await opened.spend(2 * PRICE, *headers)
+    gateway.upstream.answer = plain()
+    listing = (await gateway.catalog.find(gateway.sample("api_quotes").id)).listing  # type: ignore[union-attr]  # published
+    await gateway.revise(listing, price=Price.parse("0.005"))
+    answer = await opened.spend(2 * PRICE, *headers, ("Tollway-Max-Price", maximum))
+    assert answer.status == status, answer.body
+    if status == 412:
+        assert answer.problem["code"] == "price_above_max"
+        assert answer.problem["callId"] == unknown.problem["callId"]
+        assert answer.problem["paymentState"] == "held"
+    assert await charged_units(opened) == ((2 if status == 200 else 1) * PRICE, 2 * PRICE)
+
+
 @pytest.mark.parametrize("has_deposit", [False, True])
 async def test_a_blocked_wallet_pays_nothing(
     gateway: ChannelSales, opened: ChannelCaller, has_deposit: bool

@@ -22,11 +22,9 @@ from tollway.gateway.body import ForwardBody, load_hashed, too_large
 from tollway.gateway.idempotency import Idempotency, Repeat, explain_key_used
 from tollway.gateway.messages import CallRefused, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
-    PRICE_MAX_HEADER,
     RAIL_WITHDRAWN,
     authorization_used,
     check_held_price_max,
-    check_price_max,
     find_idempotency_key,
     may_quote,
 )
@@ -658,7 +656,14 @@ class ChannelPayment(CallPayment):
 
     async def _verify_repeat(self, earlier: KeyedCall) -> None:
         """A call that runs again under its own claim: its price is held already, and no voucher is stored. A deposit of it that has not settled settles with this run."""
-        assert self.asset is not None
+        self._check_held_price(earlier)
+        if self._channel is None:
+            raise Refusal(explain_key_used(earlier))
+        self._deposit = await self._check_held_deposit(earlier)
+        self._earlier, self._before = earlier, self._channel.announced
+
+    def _check_held_price(self, earlier: OpenCall | KeyedCall) -> None:
+        assert self.asset is not None  # `check` has it
         problem = check_held_price_max(
             self.request,
             self.asset,
@@ -669,10 +674,6 @@ class ChannelPayment(CallPayment):
         )
         if problem is not None:
             raise Refusal(problem)
-        if self._channel is None:
-            raise Refusal(explain_key_used(earlier))
-        self._deposit = await self._check_held_deposit(earlier)
-        self._earlier, self._before = earlier, self._channel.announced
 
     async def _check_held_deposit(self, earlier: KeyedCall) -> _CheckedDeposit | None:
         if earlier.authorization is None:
@@ -691,14 +692,10 @@ class ChannelPayment(CallPayment):
             if await self._reopen(self._earlier):
                 return None
             raise Refusal(explain_key_used(self._earlier))
-        assert self.asset is not None
-        if PRICE_MAX_HEADER in self.request.header_names:
-            problem = check_price_max(self.request, self.price, self.asset, is_metered=bool(self.formulas))
-            if problem is not None:
-                raise Refusal(problem)
         claim = self._build_claim()
         outcome = await self._rail.ledger.claim(claim)
         if isinstance(outcome, RepeatsOpenCall):
+            self._check_held_price(outcome.call)
             if await self._reopen(outcome.call):
                 return None
             outcome = await self._rail.ledger.claim(replace(claim, is_separate_call=True))
