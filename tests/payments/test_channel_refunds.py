@@ -8,7 +8,7 @@ import pytest
 from tests.kit.channel_refunds import DEPOSIT, DUE, FUNDS, TOKEN, RefundHarness
 from tests.kit.databases import open_database
 from tests.kit.payer import CHAIN, PAY_TO
-from tollway.errors import ChainUnavailable, Code, Problem, Refusal
+from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
 from tollway.ledger.records import CallRecord, CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.channel_refunds import AWAY, BUSY, IDLE_MS, REFUND_INTERVAL_MS, UNDECIDED
@@ -103,7 +103,7 @@ async def test_a_channel_is_refunded_once_a_day(harness: RefundHarness) -> None:
     await harness.pass_time(REFUND_INTERVAL_MS - 1_500)
     problem = await refused(harness)
     assert (problem.code, problem.retry_after_s) == (Code.RATE_LIMITED, 2)
-    assert "once a day" in problem.detail
+    assert problem.members == describe_rate("refunds", limit=1, window_s=86_400)
     await harness.pass_time(1_500)
     assert (await harness.refund()).base_units == DEPOSIT - 7
 

@@ -181,23 +181,24 @@ class ChannelRefunds:
         now_ms = self._now_ms()
         if channel.reserved_call is not None or activity.is_claimed_now or activity.open_units:
             return BUSY
-        waits_ms = _left_ms(activity.refunded_ms, REFUND_INTERVAL_MS, now_ms)
-        if 0 < voucher.ceiling <= channel.published:
-            waits_ms = max(waits_ms, _left_ms(activity.called_ms, IDLE_MS, now_ms))
-        if waits_ms > 0:
-            return Problem(
-                code=Code.RATE_LIMITED,
-                detail="A channel is refunded once a day, and where its newest voucher stood in a claim after an hour without a call. Send the same request after "
-                "Retry-After, or withdraw at the contract yourself.",
-                retry_after_s=-(-waits_ms // 1000),
-                payment_state="none",
-                members=describe_rate("refunds", limit=1, window_s=REFUND_INTERVAL_MS // 1000),
-            )
+        public_ms = activity.called_ms if 0 < voucher.ceiling <= channel.published else None
+        return _find_wait(
+            "refunds", activity.refunded_ms, interval_ms=REFUND_INTERVAL_MS, now_ms=now_ms
+        ) or _find_wait("refunds-by-public-voucher", public_ms, interval_ms=IDLE_MS, now_ms=now_ms)
+
+
+def _find_wait(policy: str, since_ms: int | None, *, interval_ms: int, now_ms: int) -> Problem | None:
+    left_ms = 0 if since_ms is None else since_ms + interval_ms - now_ms
+    if left_ms <= 0:
         return None
-
-
-def _left_ms(since_ms: int | None, interval_ms: int, now_ms: int) -> int:
-    return 0 if since_ms is None else max(0, since_ms + interval_ms - now_ms)
+    return Problem(
+        code=Code.RATE_LIMITED,
+        detail="A channel is refunded once a day, and where its newest voucher stood in a claim after an hour without a call. Send the same request after "
+        "Retry-After, or withdraw at the contract yourself.",
+        retry_after_s=-(-left_ms // 1000),
+        payment_state="none",
+        members=describe_rate(policy, limit=1, window_s=interval_ms // 1000),
+    )
 
 
 BUSY = Problem(
