@@ -17,7 +17,7 @@ from tests.kit.payer import PAY_TO, USDC
 from tests.kit.routes import PUBLIC_URL, code_of, make_app, make_context, open_client
 from tollway.ids import Address, keccak256
 from tollway.payments.channel_wire import ChannelReason
-from tollway.web.api.channel_routes import ChannelParts, channel_router
+from tollway.web.api.channel_routes import RefundParts, channel_router
 
 Json = dict[str, Any]
 STRANGER = Account.from_key(keccak256(b"a stranger"))
@@ -31,7 +31,7 @@ class Routes:
         self.payer = refunds.payer
         self.path = f"/api/v2/channels/{USDC.network}/{TOKEN}/{PAY_TO}/{self.payer.authorizer.address}"
         context = make_context(rules=refunds.rules, now_ms=refunds.read_clock)
-        parts = ChannelParts(ledger=refunds.ledger, networks=refunds.networks, refunds=refunds.refunds)
+        parts = RefundParts(ledger=refunds.ledger, networks=refunds.networks, refunds=refunds.refunds)
         self.client = open_client(make_app(context, channel_router(context, parts)))
 
     async def get(self, payment: Json | str | None = None, *, path: str | None = None) -> httpx.Response:
