@@ -111,7 +111,7 @@ async def test_a_channel_is_refunded_once_a_day(harness: RefundHarness) -> None:
 async def test_a_public_voucher_refunds_only_after_an_hour_without_a_call(harness: RefundHarness) -> None:
     """A stranger has read it in the claim."""
     last = await claim_in_background(harness)
-    harness.now_ms = last.created_ms + IDLE_MS - 500
+    await harness.pass_time(last.created_ms + IDLE_MS - 500 - harness.now_ms)
     problem = await refused(harness)
     assert (problem.code, problem.retry_after_s) == (Code.RATE_LIMITED, 1)
     await harness.pass_time(500)
