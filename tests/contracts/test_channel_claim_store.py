@@ -31,7 +31,15 @@ from tests.kit.ledger_records import (
 from tests.kit.storage_faults import FaultyLedger, once
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, ChainId, ListingId
-from tollway.ledger.channels import Channel, ChannelActivity, ChannelBusy, ChannelState, OpenClaim, StoredRow
+from tollway.ledger.channels import (
+    Channel,
+    ChannelActivity,
+    ChannelBusy,
+    ChannelClosed,
+    ChannelState,
+    OpenClaim,
+    StoredRow,
+)
 from tollway.ledger.ledger import Claimed, NonceUnavailable
 from tollway.ledger.records import CallState, SettlementAttempt
 from tollway.storage.engine.database import Database
@@ -382,3 +390,13 @@ async def test_a_channel_is_found_by_its_key_and_restores_are_counted(ledger: An
     found = await ledger.find_channel_by_key(channel.key)
     assert found is not None
     assert found.state is ChannelState.DRAINING
+
+
+async def test_a_drained_channel_takes_no_call_and_is_still_claimed_and_refunded(ledger: Any) -> None:
+    channel = await buy_on(ledger)
+    await ledger.drain_channel(channel.key)
+    await ledger.renew_channel(channel.key, facts_of(1_000, block_number=300), now_ms=NOW_MS)
+    found = await reread(ledger, channel)
+    assert await ledger.claim(voucher_claim(found)) == ChannelClosed(state=ChannelState.DRAINING)
+    assert [one.total for one in await ledger.list_claimable(CHAIN, limit=5)] == [100]
+    await refund(ledger, found)

@@ -9,6 +9,7 @@ from tests.kit.channel_refunds import DEPOSIT, DUE, FUNDS, TOKEN, RefundHarness
 from tests.kit.databases import open_database
 from tests.kit.payer import CHAIN, PAY_TO
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
+from tollway.ledger.channels import ChannelState
 from tollway.ledger.records import CallRecord, CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.channel_refunds import AWAY, BUSY, IDLE_MS, REFUND_INTERVAL_MS, UNDECIDED
@@ -203,6 +204,25 @@ async def test_a_refund_that_reverts_moves_no_money_and_frees_its_channel(harnes
         FUNDS - DEPOSIT,
     )
     assert (await refused(harness)).code is Code.RATE_LIMITED  # it has cost gas
+
+
+async def test_a_channel_whose_refund_reverted_takes_no_call(harness: RefundHarness) -> None:
+    """The signature of the refund is public, and its nonce is not used: the payer may take that much later, before the next claim."""
+    await harness.buy(300)
+
+    async def block_payer() -> None:
+        harness.chain.block_owner(CHAIN, TOKEN, harness.payer.address)
+
+    harness.before_send(block_payer)
+    with pytest.raises(Refusal):
+        await harness.refund()
+    await harness.renew()
+    assert (await harness.read()).state is ChannelState.DRAINING
+
+
+async def test_a_channel_whose_refund_was_paid_takes_calls(harness: RefundHarness) -> None:
+    await harness.refund(ceiling=0)
+    assert (await harness.read()).state is ChannelState.OPEN
 
 
 async def test_a_channel_keeps_its_refund_until_the_ledger_has_its_new_balance(

@@ -860,7 +860,7 @@ WITHDRAWING = Problem(
 )
 DRAINING = Problem(
     code=Code.CHANNEL_BUSY,
-    detail="This channel is from before a restore of the gateway's database. The gateway claims what its calls owe; ask for the rest at the refund URL of the "
+    detail="This channel is from before a restore of the gateway's database, or a refund of it has failed. The gateway claims what its calls owe; ask for the rest at the refund URL of the "
     "channel, and pay with another option of the terms.",
     reason="channel_draining",
     retry_after_s=60,

@@ -60,8 +60,8 @@ class ChannelFacts:
 
 
 class ChannelState(StrEnum):
-    """The state of a channel. `open`: takes calls. `withdrawing`: a withdrawal is in sight. `draining`: no listing can use it any more, or it is older than the
-    last restore; it is claimed and refunded."""
+    """The state of a channel. `open`: takes calls. `withdrawing`: a withdrawal is in sight. `draining`: no listing can use it any more, it is older than the
+    last restore, or a refund of it has failed; it is claimed and refunded."""
 
     OPEN = "open"
     WITHDRAWING = "withdrawing"

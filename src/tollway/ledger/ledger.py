@@ -657,6 +657,10 @@ class ChannelClaimLedger(Protocol):
 
     async def find_activity(self, key: int) -> ChannelActivity: ...
 
+    async def drain_channel(self, key: int) -> None:
+        """The channel takes no call any more. What it holds is still claimed and refunded."""
+        ...
+
     async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
         """Ends a claim: its transaction is mined, or can never be. `renew_channel` has written what the chain says of its channels."""
         ...

@@ -22,7 +22,7 @@ from tollway.chain.channel_contract import (
     encode_settle,
 )
 from tollway.chain.networks import ChainRules
-from tollway.chain.port import ChainFacts, SettlementChain
+from tollway.chain.port import ChainFacts, NotMined, SettlementChain
 from tollway.errors import ChainUnavailable
 from tollway.ids import Address, CallId, ChainId, ListingId, format_id, format_network
 from tollway.ledger.channels import (
@@ -307,6 +307,10 @@ class ChannelClaims:
             facts = receipts[one.tx_hash]
             if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
                 self._gas_budget.record_cost(one, facts.fee_wei, is_reverted=not facts.succeeded)
+        if claim.is_refund and not any(_has_succeeded(receipts[one.tx_hash]) for one in mined):
+            # The refund is public, and the contract accepts it from anyone until its nonce is used: its money may leave at any time.
+            for row in claim.rows:
+                await self._ledger.drain_channel(row.channel_key)
         await self._ledger.close_claim(claim.id, now_ms=self._now_ms())
         _log.info("channel_claim_ended", claim=claim.id, is_mined=bool(mined))
 
@@ -326,6 +330,10 @@ class ChannelClaims:
         facts = await self._networks.fetch_channel(channel.chain_id, channel.id, asset)
         renewed = await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
         return renewed.facts.is_same_state(facts)
+
+
+def _has_succeeded(facts: ChainFacts | NotMined) -> bool:
+    return isinstance(facts, ChainFacts) and facts.succeeded
 
 
 def _list_receivers(rows: Sequence[_Row]) -> list[tuple[Address, Address]]:

@@ -10,6 +10,7 @@ from tollway.ids import CallId, ChainId
 from tollway.ledger.channels import (
     Channel,
     ChannelActivity,
+    ChannelState,
     ClaimableChannel,
     OpenClaim,
     StoredRow,
@@ -85,6 +86,9 @@ class ChannelClaimStore(ChannelStore):
     async def find_activity(self, key: int) -> ChannelActivity:
         return await self._database.read(partial(_find_activity, key=key))
 
+    async def drain_channel(self, key: int) -> None:
+        await write_retried(self._database, partial(_drain, key=key))
+
     async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
         claims, own = channel_claim_table.c, channel_table.c
         ended = update(channel_claim_table).where(claims.id == claim_id, claims.ended_ms.is_(None))
@@ -97,6 +101,14 @@ class ChannelClaimStore(ChannelStore):
             connection.execute(ended.values(ended_ms=now_ms))
 
         await self._database.write(work)
+
+
+def _drain(connection: Connection, *, key: int) -> None:
+    locked_rows = LockedRows(connection)
+    locked_rows.lock_payments(one.payment_id for one in read_channels(connection, [key]).values())
+    locked_rows.channels.load([key])
+    locked_rows.channels.put(replace(locked_rows.channels.find(key), state=ChannelState.DRAINING))
+    locked_rows.write()
 
 
 def _is_in_open_claim() -> ColumnElement[bool]:
