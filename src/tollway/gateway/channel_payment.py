@@ -114,7 +114,6 @@ from tollway.registry.listing import (
     SETTLEMENT_MARGIN_S,
     CatalogEntry,
     Listing,
-    RevisionCache,
     payable_assets,
 )
 from tollway.registry.metering import read_formulas
@@ -122,7 +121,6 @@ from tollway.registry.metering import read_formulas
 TURN_WAIT_S = 2.0
 TURN_POLL_S = 0.05
 """A call waits for its turn on the channel for this long, and looks this often. It holds no connection and no lock meanwhile."""
-OFFERS_MAX = 4_096
 
 
 class ChannelChains(Protocol):
@@ -178,7 +176,6 @@ class ChannelRail:
         self.clock = clock
         self.public_url = public_url
         self.sleep = sleep
-        self._offers: RevisionCache[tuple[PaymentRequirement, ...]] = RevisionCache(OFFERS_MAX)
 
     # ---- What a 402 offers.
 
