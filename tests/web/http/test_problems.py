@@ -46,7 +46,8 @@ STATUSES = {
     429: "rate_limited failed_call_budget_exhausted",
     500: "internal_error",
     502: "upstream_unreachable upstream_bad_response upstream_payment_required",
-    503: "payment_outcome_unknown chain_unavailable storage_unavailable api_paused upstream_unavailable overloaded",
+    503: "payment_outcome_unknown chain_unavailable storage_unavailable api_paused upstream_unavailable overloaded "
+    "channel_busy",
     504: "upstream_timeout",
     508: "loop_detected",
 }
