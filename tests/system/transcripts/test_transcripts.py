@@ -11,6 +11,7 @@ from tests.system.transcripts.recorder import RECORDINGS, compare, count_exchang
 
 UNRECORDED: dict[str, str] = {
     "internal_error": "answers a fault of the gateway: no request causes it",
+    "channel_busy": "channels are off in the recordings: `tests/gateway/test_channel_payment.py` has these refusals",
     **dict.fromkeys(
         ("webhook_not_found", "webhook_limit_reached"),
         "no section registers a webhook: `tests/web/api/test_webhook_routes.py` has these refusals",
