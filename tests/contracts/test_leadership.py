@@ -462,8 +462,7 @@ async def examine_leaders(url: str, database: Database) -> Finding:
         load_without_node(url),
         database=database,
         chains=MemoryChain(),
-        fetch_status=fetch_nothing,
-        fetch_text=fetch_nothing,
+        fetch=fetch_nothing,
         now_s=1.0,
     )
     (finding,) = (one for one in found if one.check == "leaders")

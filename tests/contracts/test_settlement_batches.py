@@ -384,7 +384,7 @@ async def test_what_is_concluded_while_another_gateway_decides_counts(
     desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
     try:
         ending = await settling(desks[0])
-        kind = "valid_before, call.state, call.price_units"
+        kind = "base_units, call.state, call.price_units"
         with Barrier(database, kind, stop_before=stop_before) as searches:
             claiming = start(desks[1].ledger.claim(authorized_claim(authorization_of(4), balance_units=4)))
             async with asyncio.timeout(DEADLINE_S):
