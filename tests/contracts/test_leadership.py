@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import asyncpg
 import pytest
@@ -222,7 +222,7 @@ async def test_a_paused_leader_stops_its_work_at_its_next_check(
 
 
 class Wandering(PostgresDatabase):
-    """A session whose statements after the first two go to another session, as behind a pooler."""
+    """A session whose statements after the lock is taken go to another session, as behind a pooler."""
 
     @contextlib.asynccontextmanager
     async def open_session(self) -> AsyncIterator[FetchScalar]:
@@ -232,7 +232,7 @@ class Wandering(PostgresDatabase):
             async def fetch_scalar(question: Executable) -> Any:
                 nonlocal asked
                 asked += 1
-                return await (here if asked <= 2 else there)(question)
+                return await (here if asked <= 3 else there)(question)
 
             yield fetch_scalar
 
@@ -438,6 +438,25 @@ async def looks(*everybody: Candidate) -> None:
 
 async def end_session(operator: asyncpg.Connection, process: int | None) -> None:
     await operator.execute("SELECT pg_terminate_backend($1)", process)
+
+
+async def test_the_statement_that_keeps_a_lock_is_prepared_before_the_lock_is_taken() -> None:
+    """A leader that froze between the two messages of its first look would keep the lock for as long as it is frozen."""
+    asked: list[str] = []
+
+    async def fetch_scalar(statement: Any) -> int:
+        asked.append(str(statement))
+        return 7
+
+    leadership = Leadership(
+        cast("Any", None), duty=Duty.SWEEPER, limits=DEFAULT_LIMITS, on_change=lambda duty, is_leading: None
+    )
+    assert await leadership._take_lock(fetch_scalar, 0) == 7
+    places = [
+        next(place for place, text in enumerate(asked) if part in text)
+        for part in ("idle_session_timeout", "THEN pg_backend_pid() END", "pg_try_advisory_lock")
+    ]
+    assert places == sorted(places) == [0, 1, 2]
 
 
 # ---- `tollway gateway doctor`.

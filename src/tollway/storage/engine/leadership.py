@@ -142,7 +142,11 @@ class Leadership:
                 self._set_leading(is_leading=False)
 
     async def _take_lock(self, fetch_scalar: FetchScalar, handicap: int) -> int | None:
-        """Takes the lock of a handicap. Returns the process id of the session; None when another gateway has the lock."""
+        """Takes the lock of a handicap. Returns the process id of the session; None when another gateway has the lock.
+
+        The statement that keeps the lock is prepared before: the driver prepares and executes in two messages, and a server that waits for the second one
+        counts a session as busy. A leader that freezes in between would keep its lock, because nothing ends such a session.
+        """
         lease_ms = round(self._limits.leader_lease_s * 1000)
         await fetch_scalar(
             _PREPARE.bindparams(
@@ -151,6 +155,7 @@ class Leadership:
                 name=_SESSION_PREFIX + self._owner_id,
             )
         )
+        await fetch_scalar(_FIND_SESSION)
         taken: int | None = await fetch_scalar(_TAKE_LOCK.bindparams(lock=self._duty.lock_of(handicap)))
         return taken
 
