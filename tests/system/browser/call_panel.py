@@ -89,17 +89,22 @@ class BlockClock:
     def __init__(self, driver: ChainDriver) -> None:
         self._driver = driver
         self._is_on = asyncio.Event()
+        self._mining = asyncio.Lock()
 
     def start(self) -> None:
         self._is_on.set()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        """Also waits for the block that is being mined: a transaction that is sent after this is in none."""
         self._is_on.clear()
+        async with self._mining:
+            return
 
     async def run(self) -> None:
         while True:
             await self._is_on.wait()
-            await self._driver.rpc("evm_mine")
+            async with self._mining:
+                await self._driver.rpc("evm_mine")
             await asyncio.sleep(BLOCK_S)
 
 

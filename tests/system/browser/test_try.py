@@ -167,7 +167,7 @@ async def test_the_confirmations_of_a_transaction_are_counted_on_the_ticket(
     """Blocks come one by one here."""
     wallet = await site.wallet(chain_id=84532)
     rpc = site.cluster.driver.rpc
-    site.blocks.stop()
+    await site.blocks.stop()
     try:
         async with open_panel(browser, site, wallet) as watched:
             page = watched.page
@@ -447,7 +447,7 @@ async def test_an_unknown_outcome_is_one_charge_also_after_a_reload(browser: Bro
     async with run_site(site.cluster, site.blocks, TOLLWAY_LIMIT_SETTLE_WAIT_S="1") as impatient:
         wallet = await impatient.wallet(chain_id=84532)
         served = impatient.cluster.provider.count("/quote/XMR")
-        impatient.blocks.stop()
+        await impatient.blocks.stop()
         try:
             async with open_panel(browser, impatient, wallet) as watched:
                 page = watched.page

@@ -284,7 +284,7 @@ async def test_a_transfer_that_comes_after_it_was_given_up_pays_the_call(
         page = watched.page
         await send_and_wait(page)
         await page.get_by_label(NONE_SENT).check()
-        site.blocks.stop()
+        await site.blocks.stop()
         try:
             await wallet.release()
             await again_button(page).click()
