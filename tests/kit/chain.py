@@ -175,6 +175,9 @@ class MemoryChain:
         """The token pays this owner nothing out of a channel: a settlement or a refund to it reverts."""
         self._chains[chain_id].blocked.add((token, owner))
 
+    def unblock_owner(self, chain_id: ChainId, token: Address, owner: Address) -> None:
+        self._chains[chain_id].blocked.discard((token, owner))
+
     def disconnect(self, *chain_ids: ChainId) -> None:
         """No node of these chains answers any more."""
         for chain_id in chain_ids:

@@ -274,15 +274,20 @@ async def test_a_channel_whose_claim_fails_holds_up_no_other_one(harness: Harnes
     assert harness.rows.channels[bad_key].facts.balance == DUE - 1  # read again
 
 
-async def test_a_receiver_to_whom_the_token_pays_nothing_keeps_his_claim(harness: Harness) -> None:
+async def test_a_receiver_to_whom_the_token_pays_nothing_keeps_the_claim_until_a_later_one_settles_both(
+    harness: Harness,
+) -> None:
     first, second = make_payer(1), make_payer(2, SECOND)
-    for payer in (first, second):
-        harness.add(payer, DUE, deposit=2_000_000)
+    keys = [harness.add(payer, DUE, deposit=4_000_000) for payer in (first, second)]
     harness.chain.block_owner(CHAIN, TOKEN, SECOND)
     await harness.claims.run_once()
     assert harness.sent_count == 1
     assert (await harness.claimed(first), await harness.claimed(second)) == (DUE, DUE)
     assert (harness.paid(FIRST), harness.paid(SECOND)) == (DUE, 0)
+    harness.chain.unblock_owner(CHAIN, TOKEN, SECOND)
+    harness.rows.owed[keys[1]] = 2 * DUE
+    await harness.claims.run_once()
+    assert (harness.paid(FIRST), harness.paid(SECOND)) == (DUE, 2 * DUE)
 
 
 @pytest.mark.parametrize("fault", ["contracts", "chain", "claim"])

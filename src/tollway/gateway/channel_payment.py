@@ -328,7 +328,6 @@ class ChannelPayment(CallPayment):
         "_deposit",
         "_earlier",
         "_lookup",
-        "_moved_ms",
         "_rail",
         "_step_units",
         "proof",
@@ -353,7 +352,6 @@ class ChannelPayment(CallPayment):
         self._earlier: KeyedCall | None = None
         self._step_units = 0
         self._before = 0  # the announced sum before this call
-        self._moved_ms: int | None = None
 
     @property
     def default_rail(self) -> Rail:
@@ -455,7 +453,7 @@ class ChannelPayment(CallPayment):
         deposit_units = 0 if self._deposit is None else self._deposit.authorization.base_units
         ceiling = self.proof.voucher.ceiling
         if ceiling > channel.balance_units + deposit_units:
-            # Somebody else may have deposited: the balance is read again, once.
+            # Another account may have deposited: the balance is read again, once.
             channel = await self._renew_channel(channel)
             if ceiling > channel.balance_units + deposit_units:
                 raise self._correct(channel)
@@ -592,11 +590,10 @@ class ChannelPayment(CallPayment):
         rules = rail.channel_rules[self.chain_id]
         cost_units = rules.cost_units(asset, rail.chains.gas_price_wei(self.chain_id) or 0)
         floor = find_deposit_floor(self.units, cost_units=cost_units)
-        announced = 0 if channel is None else channel.announced
         balance = 0 if channel is None else channel.balance_units
         if deposit.base_units < min(floor, UNITS_MAX) or voucher.ceiling > balance + deposit.base_units:
             detail = f"The deposit is {deposit.base_units}, and at least {max(floor, voucher.ceiling - balance)} base units are needed."
-            if voucher.ceiling - announced <= deposit.base_units + balance - announced:
+            if voucher.ceiling <= balance + deposit.base_units:
                 raise Refusal(explain_channel(ChannelReason.DEPOSIT_TOO_SMALL, detail))
             raise Refusal(explain_channel(ChannelReason.EXCEEDS_BALANCE, detail))
         checked = await self._check_settlement(authorization)
@@ -789,7 +786,7 @@ class ChannelPayment(CallPayment):
         outcome = await self._rail.settlement.settle(order, trace=self.request.trace)
         match outcome:
             case Settled(transfer=transfer, moved_ms=moved_ms):
-                self.transaction, self._moved_ms = transfer.tx_hash, moved_ms
+                self.transaction = transfer.tx_hash
                 return await self._record_end(Closed(remaining_units=None, moved_ms=moved_ms))
             case NotSettled(reason=reason):
                 problem = explain_channel(ChannelReason.DEPOSIT_FAILED)

@@ -4,8 +4,9 @@ One gateway does this for all (a leader), and two at once do no harm: a channel 
 claimed already. The ledger stores a claim with its transaction before any node receives it, and from that commit on its vouchers count as published:
 they buy nothing any more. A claim shows the sum that ended calls owe, never the ceiling of the voucher.
 
-One transaction claims many channels of many receivers, and settles each receiver and token once. A channel whose claim fails in simulation, and a
-receiver whose settle fails, are left out and looked at again each round; they hold up nobody else.
+One transaction claims many channels of many receivers, and settles each receiver and token once. A channel whose claim fails in simulation is left out
+and looked at again each round. A receiver whose settle fails is claimed for all the same: the next claim for this receiver settles both, and any account
+may call `settle` before it. Neither holds up another channel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
