@@ -115,7 +115,7 @@ CLASSES: dict[str, Class] = {
     "test_ids.py": "quick",
     "test_limits.py": "quick",
     "test_money.py": "quick",
-    "test_object_counter.py": "quick",
+    "test_object_counter.py": "test",
     "test_per_call_record.py": "test",
     "test_stack_guards.py": "quick",
     "test_validation.py": "quick",

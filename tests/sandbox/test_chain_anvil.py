@@ -1,4 +1,5 @@
 import asyncio
+import hashlib
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import pytest
 
 from tests.kit.waits import bounded, until
 from tollway.sandbox import chain as anvil_module
-from tollway.sandbox.anvil_binary import AnvilUnavailable
+from tollway.sandbox.anvil_binary import AnvilPackage, AnvilUnavailable, find_anvil, name_platform
 from tollway.sandbox.chain import ChainDriver, run_anvil
 
 
@@ -21,6 +22,12 @@ def is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_the_digest_of_the_binary_is_that_of_the_installed_package() -> None:
+    package = AnvilPackage.load(platform_name=name_platform())
+    assert package is not None
+    assert package.binary_sha256.hex() == hashlib.sha256(find_anvil().read_bytes()).hexdigest()
 
 
 @pytest.mark.live
