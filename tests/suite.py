@@ -30,6 +30,7 @@ CLASSES: dict[str, Class] = {
     # Folders that mirror `src`.
     "app": "quick",
     "app/test_fleet_view.py": "test",
+    "app/test_lifecycle_outages.py": "test",
     "app/test_search_extra.py": "test",
     "app/test_span_queue_collectors.py": "test",
     "app/test_webhooks_kill.py": "all",

@@ -8,6 +8,7 @@ import pytest
 
 from tests.kit.listings import PROVIDER, sample_listing
 from tests.kit.stores import InlineDatabase
+from tollway.app.doctor_findings import examine_local
 from tollway.app.lifecycle import App
 from tollway.app.search_extra import load_extra, make_meaning_search
 from tollway.config.settings import load_settings
@@ -42,6 +43,23 @@ def test_without_one_of_its_packages_the_extra_is_not_there(
 
 def test_with_its_packages_it_can_be_read() -> None:
     assert load_extra() is True
+
+
+@pytest.mark.parametrize(
+    ("missing", "level", "words"),
+    [
+        (None, "ok", "by words and by meaning"),
+        ("numpy", "note", "by words; with pip install 'tollway[search]' also by meaning"),
+    ],
+)
+async def test_doctor_says_whether_the_extra_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str | None, level: str, words: str
+) -> None:
+    if missing is not None:
+        monkeypatch.setitem(sys.modules, missing, None)
+    app = make_app(tmp_path)
+    found = {one.check: one async for one in examine_local(app.settings, app.database)}
+    assert (found["search"].level, found["search"].detail) == (level, words)
 
 
 @pytest.mark.parametrize("missing", [*EXTRA_PACKAGES, None])

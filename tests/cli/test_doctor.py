@@ -221,7 +221,6 @@ async def test_a_running_gateway_must_be_ready(tmp_path: Path, status: int | Non
         ({}, "registration", "note"),
         ({}, "payees", "note"),
         ({}, "settings", "ok"),
-        ({}, "search", "ok"),
     ],
 )
 async def test_risky_settings_are_named(
@@ -252,17 +251,6 @@ async def test_a_python_without_profile_guided_optimisation_is_named(
     monkeypatch.setattr(sys, "base_prefix", prefix)
     finding = (await look(make_settings(tmp_path)))["python"]
     assert (finding.level, words in finding.detail) == (level, True)
-
-
-async def test_without_the_extra_the_search_by_words_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "numpy", None)  # as if it were not installed
-    finding = (await look(make_settings(tmp_path)))["search"]
-    assert (finding.level, finding.detail) == (
-        "note",
-        "by words; with pip install 'tollway[search]' also by meaning",
-    )
 
 
 KEY = bytes.fromhex("00112233445566778899aabbccddeeff" * 2)
