@@ -15,6 +15,7 @@ from tests.kit.ledger_channels import (
     facts_of,
     open_call,
     open_channel,
+    open_deposit,
     reread,
     voucher_claim,
     voucher_of,
@@ -44,7 +45,7 @@ from tollway.ledger.channels import (
     ChannelState,
 )
 from tollway.ledger.history import PaymentQuery
-from tollway.ledger.ledger import Claimed, Fenced, Unspendable
+from tollway.ledger.ledger import Claim, Claimed, Fenced, Unspendable
 from tollway.ledger.records import CallState, KeyTaken, PaymentState, Rail, RepeatsOpenCall
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.engine.database import Database
@@ -173,6 +174,71 @@ async def test_what_one_payer_owes_has_a_maximum(ledger: Any) -> None:
     await ledger.renew_channel(channel.key, facts_of(1_000, total_claimed=1), now_ms=NOW_MS)
     assert isinstance(await ledger.claim(limited), Claimed)
     await assert_balanced(ledger)
+
+
+def limit_claim(claim: Claim, unclaimed_max: int = 100) -> Claim:
+    assert claim.channel is not None
+    return replace(claim, channel=replace(claim.channel, unclaimed_max=unclaimed_max))
+
+
+async def test_the_maximum_counts_every_channel_of_one_payer(ledger: Any) -> None:
+    first, second = await open_channel(ledger, 1_000, "first"), await open_channel(ledger, 1_000, "second")
+    await buy(ledger, first, 60)
+    assert await ledger.claim(limit_claim(voucher_claim(second, 41))) == ChannelFull(unclaimed_units=101)
+    assert await reread(ledger, second) == second
+    await open_call(ledger, second, 40)
+    # An open call owes its maximum.
+    third = await open_channel(ledger, 1_000, "third")
+    assert await ledger.claim(limit_claim(voucher_claim(third, 1))) == ChannelFull(unclaimed_units=101)
+    # What is claimed on the chain does not count any more.
+    await ledger.renew_channel(first.key, facts_of(1_000, total_claimed=60), now_ms=NOW_MS)
+    assert isinstance(await ledger.claim(limit_claim(voucher_claim(third, 60))), Claimed)
+    await assert_balanced(ledger)
+
+
+async def test_the_maximum_counts_deposits_that_are_not_concluded(ledger: Any) -> None:
+    first, second = await open_channel(ledger, 1_000, "first"), await open_channel(ledger, 1_000, "second")
+    await open_deposit(ledger, first, price_units=60)
+    assert await ledger.claim(limit_claim(voucher_claim(second, 41))) == ChannelFull(unclaimed_units=101)
+    assert isinstance(await ledger.claim(limit_claim(voucher_claim(second, 40))), Claimed)
+
+
+async def test_the_maximum_compares_tokens_of_other_decimals(ledger: Any) -> None:
+    first = await open_channel(ledger, 1_000, "first")
+    fine = await open_channel(ledger, 1_000_000, "fine", decimals=9)
+    await buy(ledger, first, 60)
+    price = voucher_claim(fine, 40_001, decimals=9)
+    assert await ledger.claim(limit_claim(price, 100_000)) == ChannelFull(unclaimed_units=100_001)
+    await buy(ledger, fine, 1, decimals=9)
+    # A part of a unit of this token counts as a whole one.
+    assert await ledger.claim(limit_claim(voucher_claim(await reread(ledger, first), 40))) == ChannelFull(
+        unclaimed_units=101
+    )
+    assert isinstance(
+        await ledger.claim(limit_claim(voucher_claim(await reread(ledger, first), 39))), Claimed
+    )
+
+
+async def test_another_payer_has_a_maximum_of_its_own(ledger: Any) -> None:
+    first = await open_channel(ledger, 1_000, "first")
+    other = await open_channel(ledger, 1_000, "other", payer=PROVIDER)
+    await buy(ledger, first, 60)
+    assert isinstance(await ledger.claim(limit_claim(voucher_claim(other, 100))), Claimed)
+
+
+async def test_of_many_channels_at_two_gateways_a_payer_gets_the_maximum(ledgers: Any) -> None:
+    both = [await ledgers.gateway("one"), await ledgers.gateway("two")]
+    for turn in range(3):
+        channels = [await open_channel(both[0], 1_000, f"channel {turn} {number}") for number in range(12)]
+        # Each turn has what four more calls cost.
+        claims = [limit_claim(voucher_claim(one, 10), 40 * (turn + 1)) for one in channels]
+        outcomes = await asyncio.gather(
+            *(both[number % 2].claim(claim) for number, claim in enumerate(claims))
+        )
+        assert len([one for one in outcomes if isinstance(one, Claimed)]) == 4
+        full = [one for one in outcomes if not isinstance(one, Claimed)]
+        assert full == [ChannelFull(unclaimed_units=40 * (turn + 1) + 10)] * 8
+    await assert_balanced(both[0])
 
 
 async def test_other_credit_of_the_payer_pays_no_voucher(ledger: Any) -> None:

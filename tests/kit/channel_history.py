@@ -95,7 +95,12 @@ class ChannelHistory:
         for gateways in self.ledgers:
             self.channels.append(
                 await gateways[0].open_channel(
-                    CHAIN, keccak256(b"id" + config.salt), config, self.facts(), now_ms=NOW_MS
+                    CHAIN,
+                    keccak256(b"id" + config.salt),
+                    config,
+                    self.facts(),
+                    decimals=6,
+                    now_ms=NOW_MS,
                 )
             )
         for number, step in enumerate(steps):

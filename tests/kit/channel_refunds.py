@@ -117,7 +117,12 @@ class RefundHarness:
                 self.deposit()
                 facts = await self.networks.fetch_channel(CHAIN, self.payer.channel_id, USDC)
                 await self.ledger.open_channel(
-                    CHAIN, self.payer.channel_id, self.payer.config, facts, now_ms=self.now_ms
+                    CHAIN,
+                    self.payer.channel_id,
+                    self.payer.config,
+                    facts,
+                    decimals=USDC.decimals,
+                    now_ms=self.now_ms,
                 )
                 yield self
             self.ledger.stop()

@@ -52,10 +52,23 @@ def facts_of(balance: int = 0, **fields: Any) -> ChannelFacts:
     return ChannelFacts(**{**defaults, **fields})
 
 
-async def open_channel(ledger: Any, balance: int = 1_000, name: str = "channel", **facts: Any) -> Channel:
-    config = config_of(name)
+async def open_channel(
+    ledger: Any,
+    balance: int = 1_000,
+    name: str = "channel",
+    *,
+    decimals: int = 6,
+    payer: Address = PAYER,
+    **facts: Any,
+) -> Channel:
+    config = config_of(name, payer=payer, payer_authorizer=payer)
     found: Channel = await ledger.open_channel(
-        CHAIN, keccak256(b"id" + config.salt), config, facts_of(balance, **facts), now_ms=NOW_MS
+        CHAIN,
+        keccak256(b"id" + config.salt),
+        config,
+        facts_of(balance, **facts),
+        decimals=decimals,
+        now_ms=NOW_MS,
     )
     return found
 

@@ -43,6 +43,7 @@ def channel_of(**fields: Any) -> Channel:
         "chain_id": CHAIN,
         "config": config_of(),
         "payment_id": 1,
+        "decimals": 6,
         "start_units": 0,
         "balance_units": 1_000,
         "taken_units": 300,
@@ -120,7 +121,9 @@ DECISIONS = (
 def test_a_voucher_is_the_announced_sum_and_the_price(
     fields: dict[str, Any], claim: ChannelClaim, outcome: Any
 ) -> None:
-    decided = decide_voucher(channel_of(**fields), claim, price_units=10)
+    channel = channel_of(**fields)
+    owed_units = channel.taken_units - channel.facts.total_claimed
+    decided = decide_voucher(channel, claim, price_units=10, owed_units=owed_units)
     assert decided == outcome or (outcome is CeilingMismatch and isinstance(decided, outcome))
 
 

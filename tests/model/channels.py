@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from tests.model.moves import MemoryMoves
 from tests.model.rows import MemoryAuthorization, MemoryCall, owed_units
 from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, ChannelConfig
-from tollway.ids import ChainId, ChannelId, TxHash
+from tollway.ids import Address, ChainId, ChannelId, TxHash
 from tollway.ledger.channels import (
     Channel,
     ChannelFacts,
@@ -17,6 +17,7 @@ from tollway.ledger.channels import (
 from tollway.ledger.claims import check_units
 from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState, Payment, PaymentState, Usage
+from tollway.money import LEDGER_DECIMALS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,14 @@ class MemoryChannels(MemoryMoves):
         config: ChannelConfig,
         facts: ChannelFacts,
         *,
+        decimals: int,
         now_ms: int,
     ) -> Channel:
         check_facts(facts)
         self._answer()
         name = ChannelName(chain_id, channel_id)
         if name not in self._rows.channels:
-            self._add_channel(name, config, facts, now_ms)
+            self._add_channel(name, config, facts, decimals, now_ms)
         return self._channel(name)
 
     async def renew_channel(self, key: int, facts: ChannelFacts, *, now_ms: int) -> Channel:
@@ -86,6 +88,18 @@ class MemoryChannels(MemoryMoves):
             reserved_state=reserved,
         )
 
+    def _unclaimed_nano(self) -> dict[Address, int]:
+        """What each payer owes beyond what is claimed, with the calls whose deposits are not concluded."""
+        found: dict[Address, int] = {}
+        for channel in self.channels().values():
+            units = max(0, channel.taken_units - channel.facts.total_claimed)
+            if channel.reserved_call is not None:
+                reserved = self._rows.calls[channel.reserved_call].claim
+                units += reserved.price_units if reserved.payment_id is None else 0
+            payer = channel.config.payer
+            found[payer] = found.get(payer, 0) + units * 10 ** (LEDGER_DECIMALS_MAX - channel.decimals)
+        return found
+
     def _taken(self, channel: Channel) -> int:
         return channel.start_units + self._rows.payments[channel.payment_id].taken_units
 
@@ -94,7 +108,7 @@ class MemoryChannels(MemoryMoves):
         return sum(owed_units(call) for call in charged if call.state is CallState.REORGED)
 
     def _add_channel(
-        self, name: ChannelName, config: ChannelConfig, facts: ChannelFacts, now_ms: int
+        self, name: ChannelName, config: ChannelConfig, facts: ChannelFacts, decimals: int, now_ms: int
     ) -> None:
         payment_id = len(self._rows.payments) + 1
         self._rows.payments[payment_id] = Payment(
@@ -120,6 +134,7 @@ class MemoryChannels(MemoryMoves):
             chain_id=name.chain_id,
             config=config,
             payment_id=payment_id,
+            decimals=decimals,
             start_units=facts.total_claimed,
             balance_units=facts.balance,
             taken_units=facts.total_claimed,

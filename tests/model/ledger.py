@@ -163,6 +163,7 @@ class MemoryLedger(MemoryFinality):
             now_ms=self._now_ms(),
             authorizations=known_authorizations(self._rows),
             channels=self.channels(),
+            unclaimed_nano=self._unclaimed_nano(),
         )
         if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
             held_units = decision.outcome.held_units + held_of(self._rows.calls.values(), claim.payment_id)

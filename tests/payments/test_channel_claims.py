@@ -56,6 +56,12 @@ class ClaimRows:
                 ),
                 total=self.owed[key],
                 since_ms=self.since_ms,
+                payer_owes_nano=1_000
+                * sum(
+                    self.owed[other] - one.facts.total_claimed
+                    for other, one in self.channels.items()
+                    if one.config.payer == channel.config.payer
+                ),
             )
             for key, channel in self.channels.items()
             if self.owed[key] > channel.facts.total_claimed and key not in claimed
@@ -145,6 +151,7 @@ class Harness:
             chain_id=CHAIN,
             config=payer.config,
             payment_id=key,
+            decimals=6,
             start_units=0,
             balance_units=deposit,
             taken_units=owed,
@@ -222,6 +229,24 @@ async def test_a_withdrawal_in_sight_makes_a_claim_urgent(
     harness.rows.channels[key] = replace(harness.rows.channels[key], state=ChannelState.WITHDRAWING)
     await harness.claims.run_once()
     assert (await harness.claimed(payer) == owed) is is_claimed
+
+
+@pytest.mark.parametrize(
+    ("shares", "is_claimed"),
+    [
+        pytest.param([900_000, 900_000, 700_000], [True] * 3, id="half of the maximum"),
+        pytest.param([900_000, 900_000, 699_999], [False] * 3, id="less"),
+        pytest.param([900_000, 900_000, 800_000, 104_999], [True, True, True, False], id="dust waits"),
+    ],
+)
+async def test_channels_of_a_payer_who_owes_half_of_the_maximum_are_claimed(
+    harness: Harness, shares: list[int], is_claimed: list[bool]
+) -> None:
+    payers = [make_payer(n) for n in range(1, len(shares) + 1)]
+    for payer, owed in zip(payers, shares, strict=True):
+        harness.add(payer, owed)
+    await harness.claims.run_once()
+    assert [await harness.claimed(payer) > 0 for payer in payers] == is_claimed
 
 
 # ---- What one claim contains.

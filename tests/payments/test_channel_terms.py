@@ -46,6 +46,7 @@ def make_channel(**given: Any) -> Channel:
         "chain_id": USDC.chain_id,
         "config": PAYER.config,
         "payment_id": 1,
+        "decimals": 6,
         "start_units": 0,
         "balance_units": 300_000,
         "taken_units": 723,

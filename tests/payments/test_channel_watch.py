@@ -63,6 +63,7 @@ class ChannelRows:
             chain_id=CHAIN,
             config=payer.config,
             payment_id=key,
+            decimals=6,
             start_units=0,
             balance_units=0,
             taken_units=0,

@@ -552,8 +552,14 @@ class ChannelPayment(CallPayment):
         facts = await self._fetch_facts()
         if facts.balance == 0 and self._deposit is None:
             raise Refusal(explain_channel(ChannelReason.NOT_FOUND))
+        assert self.asset is not None
         return await rail.channel_ledger.open_channel(
-            voucher.chain_id, voucher.channel_id, voucher.config, facts, now_ms=rail.ledger.shared_ms()
+            voucher.chain_id,
+            voucher.channel_id,
+            voucher.config,
+            facts,
+            decimals=self.asset.decimals,
+            now_ms=rail.ledger.shared_ms(),
         )
 
     async def _renew_channel(self, channel: Channel) -> Channel:

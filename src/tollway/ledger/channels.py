@@ -72,7 +72,7 @@ class ChannelState(StrEnum):
 class Channel:
     """A channel in the ledger. `key`: the number of its row. `payment_id`: the payment row that has its balance.
 
-    `balance_units`: the deposits that count, less refunds and withdrawals: the balance of `facts`, which a concluded deposit raises. `taken_units`: what calls owe,
+    `decimals`: of the token. `balance_units`: the deposits that count, less refunds and withdrawals: the balance of `facts`, which a concluded deposit raises. `taken_units`: what calls owe,
     and `start_units`, what was claimed before the first of them. The payment has both without `start_units`, and a value of at least what its calls hold. `lacking_units`: what its `reorged` calls owe beyond
     that, because the balance does not cover it. `spent`: the newest voucher whose ceiling is announced, which a claim may show; `waiting`: the voucher that
     becomes `spent` once its ceiling is announced; `candidate`: the newest voucher. `published`: see the module. `reserved_call`: the call that
@@ -83,6 +83,7 @@ class Channel:
     chain_id: ChainId
     config: ChannelConfig
     payment_id: int
+    decimals: int
     start_units: int
     balance_units: int
     taken_units: int
@@ -104,8 +105,8 @@ class Channel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelClaim:
-    """What a claim shows of a channel. `step_units`: what the voucher adds to the announced sum, a maximum of the terms; the call may cost less. `deposit_units`: the deposit that settles with the call; 0 for a voucher alone. `unclaimed_max`: how much one payer may
-    owe beyond what is claimed on the chain, on this channel, after this call."""
+    """What a claim shows of a channel. `step_units`: what the voucher adds to the announced sum, a maximum of the terms; the call may cost less. `deposit_units`: the deposit that settles with the call; 0 for a voucher alone. `unclaimed_max`: how much the payer may
+    owe beyond what is claimed on the chain, on all channels, after this call."""
 
     channel_id: ChannelId
     voucher: Voucher
@@ -140,7 +141,7 @@ class ChannelClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelFull:
-    """A refused claim: what this payer owes beyond the claimed sum would exceed its maximum until the next claim. Nothing changed."""
+    """A refused claim: what this payer owes beyond the claimed sums, on all channels, would exceed its maximum until the next claim. Nothing changed."""
 
     unclaimed_units: int
 
@@ -148,8 +149,11 @@ class ChannelFull:
 ChannelRefusal = ChannelBusy | CeilingMismatch | ChannelClosed | ChannelFull
 
 
-def decide_voucher(channel: Channel, shown: ChannelClaim, *, price_units: int) -> ChannelRefusal | None:
-    """Why a claim on a locked channel is refused; None: it is granted. `price_units`: the maximum of the call, at most `step_units`."""
+def decide_voucher(
+    channel: Channel, shown: ChannelClaim, *, price_units: int, owed_units: int
+) -> ChannelRefusal | None:
+    """Why a claim on a locked channel is refused; None: it is granted. `price_units`: the maximum of the call, at most `step_units`. `owed_units`: what the payer
+    owes on this channel and all others beyond what is claimed on their chains, in units of this token, rounded up."""
     if channel.state is not ChannelState.OPEN:
         return ChannelClosed(state=channel.state)
     if channel.reserved_call is not None:
@@ -161,7 +165,7 @@ def decide_voucher(channel: Channel, shown: ChannelClaim, *, price_units: int) -
     is_covered = channel.facts.total_claimed < ceiling <= channel.balance_units + shown.deposit_units
     if ceiling - channel.announced != shown.step_units or not is_covered:
         return CeilingMismatch(channel=channel)
-    unclaimed_units = channel.taken_units - channel.facts.total_claimed + price_units
+    unclaimed_units = owed_units + price_units
     if unclaimed_units > shown.unclaimed_max:
         return ChannelFull(unclaimed_units=unclaimed_units)
     return None
@@ -302,12 +306,14 @@ def claimable_units(channel: Channel, *, open_units: int) -> tuple[int, Voucher]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimableChannel:
-    """A channel with money to claim. `total`: the cumulative sum that `voucher` covers and ended calls owe. `since_ms`: when the channel was claimed last, or opened."""
+    """A channel with money to claim. `total`: the cumulative sum that `voucher` covers and ended calls owe. `since_ms`: when the channel was claimed last, or opened. `payer_owes_nano`: on all channels,
+    beyond what is claimed, in 10^-9 of the currency."""
 
     channel: Channel
     voucher: Voucher
     total: int
     since_ms: int
+    payer_owes_nano: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,6 +209,7 @@ def decide_claims(
     now_ms: int,
     authorizations: Iterable[KnownAuthorization] = (),
     channels: Mapping[ChannelName, Channel] = MappingProxyType({}),
+    unclaimed_nano: Mapping[Address, int] = MappingProxyType({}),
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
     """Decides each claim as if the claims before it were already written.
 
@@ -222,6 +223,7 @@ def decide_claims(
     `now_ms`: the time of the batch, by the clock that all gateways share; the clock of a single gateway decides nothing.
     `authorizations`: the claimed authorisations that are known, and all authorisations of their wallets that run, settle, may run
     again, or were settled after the block of their cover. `channels`: those of the claims, as they are now. Their payments are among `payments`.
+    `unclaimed_nano`: what each payer of these channels owes on all channels beyond what is claimed, in 10^-9 of the currency.
     """
     batch = _BatchDecision(
         payments,
@@ -234,6 +236,7 @@ def decide_claims(
         now_ms,
         PendingAuthorizations(authorizations),
         channels,
+        unclaimed_nano,
     )
     decisions = tuple(batch.decide(claim) for claim in claims)
     return decisions, batch.debits()
@@ -488,9 +491,11 @@ class _BatchDecision:
         now_ms: int,
         authorizations: PendingAuthorizations,
         channels: Mapping[ChannelName, Channel],
+        unclaimed_nano: Mapping[Address, int],
     ) -> None:
         self._authorizations = authorizations
         self._channels = channels
+        self._unclaimed_nano = dict(unclaimed_nano)
         self._balances = {payment.id: _PaymentBalance(payment) for payment in payments}
         self._nonces = dict(nonces)
         self._keys = dict(keys)
@@ -586,11 +591,16 @@ class _BatchDecision:
             return _refused(claim, Unspendable(is_held=False))
         if authorization is None and claim.payment_id != channel.payment_id:
             return _refused(claim, Unspendable(is_held=False))
-        of_voucher = decide_voucher(channel, shown, price_units=claim.price_units)
+        nano_per_unit = 10 ** (LEDGER_DECIMALS_MAX - claim.decimals)
+        owed_nano = self._unclaimed_nano.get(channel.config.payer, 0)
+        of_voucher = decide_voucher(
+            channel, shown, price_units=claim.price_units, owed_units=-(-owed_nano // nano_per_unit)
+        )
         if of_voucher is not None or refusal is not None:
             return _refused(claim, of_voucher or refusal or Unspendable(is_held=False))
         reserved = reserve_channel(channel, shown, claim.call_id, price_units=claim.price_units)
         self._channels = {**self._channels, name: reserved}
+        self._unclaimed_nano[channel.config.payer] = owed_nano + claim.price_units * nano_per_unit
         return self._grant_channel(claim, reserved, ceiling=shown.voucher.ceiling)
 
     def _grant_channel(self, claim: Claim, channel: Channel, *, ceiling: int) -> Decision:

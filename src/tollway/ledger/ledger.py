@@ -617,9 +617,10 @@ class ChannelLedger(Protocol):
         config: ChannelConfig,
         facts: ChannelFacts,
         *,
+        decimals: int,
         now_ms: int,
     ) -> Channel:
-        """The channel in the ledger; added where it is not there yet. A new one begins with the claimed sum of the chain as its announced sum."""
+        """The channel in the ledger; added where it is not there yet. A new one begins with the claimed sum of the chain as its announced sum. `decimals`: of its token."""
         ...
 
     async def renew_channel(self, key: int, facts: ChannelFacts, *, now_ms: int) -> Channel:

@@ -37,7 +37,7 @@ from tollway.ledger.channels import (
 from tollway.ledger.ledger import ChannelClaimLedger, ChannelLedger, GasLedger, NonceUnavailable
 from tollway.ledger.records import SettlementAttempt
 from tollway.limits import Limits
-from tollway.money import Asset
+from tollway.money import LEDGER_DECIMALS_MAX, Asset
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.channels import claim_batch_digest
@@ -154,9 +154,12 @@ class ChannelClaims:
         row = _Row(channel=channel, voucher=one.voucher, total=one.total)
         cost = rules.gas_units(asset, COST_GAS, gas_price_wei)
         is_urgent = channel.state is not ChannelState.OPEN and row.units > cost
+        # A payer near its maximum gets no more calls soon. A channel that does not pay for its claim waits, unless it alone holds half of the maximum.
+        is_near_max = 2 * one.payer_owes_nano >= rules.unclaimed_max * 10**LEDGER_DECIMALS_MAX
         is_due = (
             row.units >= max(1, COST_FACTOR * cost)
             or 2 * row.units >= rules.unclaimed_max_units(asset)
+            or (is_near_max and row.units >= max(1, cost))
             or (self._now_ms() - one.since_ms >= OLD_AFTER_MS and row.units >= max(1, cost))
             or is_urgent
         )

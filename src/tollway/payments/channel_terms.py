@@ -28,7 +28,7 @@ DEPOSIT_CALLS = 1_000
 DEPOSIT_MAX = 5
 """The offered deposit pays for a thousand calls, at most one unit of the currency; beyond `DEPOSIT_MAX` units of the currency only for the call itself."""
 UNCLAIMED_MAX = 5
-"""How many units of the currency one payer may owe on one channel beyond what is claimed, unless the operator sets another maximum."""
+"""How many units of the currency one payer may owe on its channels beyond what is claimed, unless the operator sets another maximum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,9 +124,12 @@ def find_account(connection: Connection, call_id: CallId) -> CreditAccount:
 def lock_wallets(
     connection: Connection, claims: Iterable[Claim], *, limited: Collection[PayerAccount] = frozenset()
 ) -> None:
-    """Locks the balances of the claims' wallets and of `limited` until the end of the transaction: claims of other gateways on them wait."""
+    """Locks the balances of the claims' wallets and of `limited`, and what the payers of channels owe, until the end of the transaction: claims of other gateways on
+    them wait."""
     wallets = {payer_account_of(one.authorization.key) for one in claims if one.authorization is not None}
-    take_advisory_locks(connection, map(_lock_name_of, wallets.union(limited)), space=LOCK_SPACE)
+    owing = {one.payer for one in claims if one.channel is not None and one.payer is not None}
+    names = [*map(_lock_name_of, wallets.union(limited)), *(payer.hex().encode() for payer in owing)]
+    take_advisory_locks(connection, names, space=LOCK_SPACE)
 
 
 def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAuthorization]:

@@ -21,7 +21,7 @@ from tollway.ledger.ledger import NonceUnavailable
 from tollway.ledger.records import SettlementAttempt
 from tollway.storage.engine.database import write_retried
 from tollway.storage.engine.statements import insert_for
-from tollway.storage.ledger.channel_rows import read_channels
+from tollway.storage.ledger.channel_rows import read_channels, sum_unclaimed
 from tollway.storage.ledger.channel_store import ChannelStore
 from tollway.storage.ledger.gas_store import (
     is_attempt_stored,
@@ -140,6 +140,7 @@ def _list_claimable(connection: Connection, *, chain_id: ChainId, limit: int) ->
     found = connection.execute(query).all()
     channels = read_channels(connection, [row.key for row in found])
     open_units = find_returnable_units(connection, [row.payment_id for row in found])
+    owed_nano = sum_unclaimed(connection, {one.config.payer for one in channels.values()})
     claimable = []
     for row in found:
         channel = channels[row.key]
@@ -147,7 +148,13 @@ def _list_claimable(connection: Connection, *, chain_id: ChainId, limit: int) ->
         if shown is not None:
             total, voucher = shown
             claimable.append(
-                ClaimableChannel(channel=channel, voucher=voucher, total=total, since_ms=row.since_ms)
+                ClaimableChannel(
+                    channel=channel,
+                    voucher=voucher,
+                    total=total,
+                    since_ms=row.since_ms,
+                    payer_owes_nano=owed_nano.get(channel.config.payer, 0),
+                )
             )
     return tuple(claimable)
 

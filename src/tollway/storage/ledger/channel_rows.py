@@ -7,19 +7,32 @@ end of a call, `channel_store` with what the chain says.
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
 from tollway.chain.channel_contract import ChannelConfig
 from tollway.ids import Address, CallId, ChainId, ChannelId
 from tollway.ledger.channels import Channel, ChannelFacts, ChannelName, ChannelState, Voucher
 from tollway.ledger.records import CallState
+from tollway.money import LEDGER_DECIMALS_MAX
 from tollway.storage.engine.statements import Prepared, Within
 from tollway.storage.ledger.ledger_tables import call_table, channel_table, payment_table
 
 _CONFIG = ("payer", "payer_authorizer", "receiver", "receiver_authorizer", "token", "withdraw_delay", "salt")
 _FACTS = ("total_claimed", "refund_nonce", "withdrawal_amount", "withdrawal_since_s", "block_number")
 _VOUCHERS = ("spent", "waiting", "candidate")
-_IDENTITY = ("key", "chain_id", "channel_id", "payment_id")
+_IDENTITY = ("key", "chain_id", "channel_id", "payment_id", "decimals")
 _SUMS = ("start_units", "lacking_units", "announced", "published")
 _READ = (
     *_IDENTITY,
@@ -56,6 +69,7 @@ def insert_channel(
     facts: ChannelFacts,
     *,
     payment_id: int,
+    decimals: int,
     now_ms: int,
 ) -> None:
     """What is claimed already counts as taken and announced. Its payment is inserted before."""
@@ -64,6 +78,7 @@ def insert_channel(
         "chain_id": name.chain_id,
         "channel_id": name.channel_id,
         "payment_id": payment_id,
+        "decimals": decimals,
         **{part: getattr(config, part) for part in _CONFIG},
         "state": state.value,
         "start_units": facts.total_claimed,
@@ -74,6 +89,15 @@ def insert_channel(
         "opened_ms": now_ms,
     }
     connection.execute(insert(channel_table), row)
+
+
+def sum_unclaimed(connection: Connection, payers: Collection[Address]) -> dict[Address, int]:
+    """What each payer owes on all channels beyond what is claimed on their chains, in 10^-9 of the currency. A call whose deposit is not concluded owes its price already."""
+    found: dict[Address, int] = {}
+    for payer, decimals, units in _UNCLAIMED.fetch(connection, payers=sorted(payers)) if payers else ():
+        nano = int(units) * 10 ** (LEDGER_DECIMALS_MAX - decimals)
+        found[Address(payer)] = found.get(Address(payer), 0) + nano
+    return found
 
 
 def write_channels(connection: Connection, channels: Iterable[Channel]) -> None:
@@ -113,6 +137,24 @@ def _select_channels() -> Select[Any]:
 
 _BY_ID = Prepared(_select_channels().where(Within(channel_table.c.channel_id, "channel_ids")))
 _BY_KEY = Prepared(_select_channels().where(Within(channel_table.c.key, "keys")))
+
+
+def _unclaimed_query() -> Select[Any]:
+    """By the index of the payer: two look-ups by key for each of its channels."""
+    own, payments, calls = channel_table.c, payment_table.c, call_table.c
+    units = own.start_units + payments.taken_units - own.total_claimed
+    nothing = literal_column("0", type_=BigInteger)
+    owed = case((units > nothing, units), else_=nothing) + func.coalesce(calls.price_units, nothing)
+    return (
+        select(own.payer, own.decimals, func.sum(owed))
+        .join(payment_table, payments.id == own.payment_id)
+        .outerjoin(call_table, and_(calls.id == own.reserved_call, calls.payment_id.is_(None)))
+        .where(Within(own.payer, "payers"))
+        .group_by(own.payer, own.decimals)
+    )
+
+
+_UNCLAIMED = Prepared(_unclaimed_query())
 _WRITE = Prepared(
     update(channel_table)
     .where(channel_table.c.key == bindparam("at_key"))
@@ -129,6 +171,7 @@ def _parse(row: Sequence[Any]) -> Channel:
         chain_id=ChainId(own["chain_id"]),
         config=parse_config(own),
         payment_id=own["payment_id"],
+        decimals=own["decimals"],
         **{name: own[name] for name in _SUMS},
         balance_units=own["balance"],
         taken_units=own["start_units"] + taken_units,

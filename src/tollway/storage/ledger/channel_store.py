@@ -43,11 +43,12 @@ class ChannelStore:
         config: ChannelConfig,
         facts: ChannelFacts,
         *,
+        decimals: int,
         now_ms: int,
     ) -> Channel:
         _check_facts(facts)
         name = ChannelName(chain_id, channel_id)
-        work = partial(_open, name=name, config=config, facts=facts, now_ms=now_ms)
+        work = partial(_open, name=name, config=config, facts=facts, decimals=decimals, now_ms=now_ms)
         return await write_retried(self._database, work)
 
     async def renew_channel(self, key: int, facts: ChannelFacts, *, now_ms: int) -> Channel:
@@ -75,7 +76,13 @@ def _check_facts(facts: ChannelFacts) -> None:
 
 
 def _open(
-    connection: Connection, *, name: ChannelName, config: ChannelConfig, facts: ChannelFacts, now_ms: int
+    connection: Connection,
+    *,
+    name: ChannelName,
+    config: ChannelConfig,
+    facts: ChannelFacts,
+    decimals: int,
+    now_ms: int,
 ) -> Channel:
     found = find_channels(connection, [name])
     if name in found:
@@ -84,7 +91,9 @@ def _open(
     # Of two gateways that open a channel, the second waits here for the first one's payment.
     if insert_payment(connection, balance, now_ms, is_authorized=True, is_escrow=True):
         payment_id = find_payment_id(connection, balance)
-        insert_channel(connection, name, config, facts, payment_id=payment_id, now_ms=now_ms)
+        insert_channel(
+            connection, name, config, facts, payment_id=payment_id, decimals=decimals, now_ms=now_ms
+        )
     return find_channels(connection, [name])[name]
 
 

@@ -59,7 +59,7 @@ from tollway.observability.metric_table import CommitKind
 from tollway.storage.engine.statements import Prepared
 from tollway.storage.ledger.authorizations import find_known, lock_wallets, write_claimed
 from tollway.storage.ledger.call_terms import CallTerms, KnownTerms, TermsReference, terms_of, write_terms
-from tollway.storage.ledger.channel_rows import find_channels, write_channels
+from tollway.storage.ledger.channel_rows import find_channels, sum_unclaimed, write_channels
 from tollway.storage.ledger.debts import find_debts
 from tollway.storage.ledger.history import find_returnable_units
 from tollway.storage.ledger.idempotency import find_keyed_calls, find_open_calls, lock_keys
@@ -572,6 +572,7 @@ class LedgerBatch:
             now_ms=self._now_ms,
             authorizations=known,
             channels={name: self._locked_rows.channels.find(key) for name, key in self._channel_keys.items()},
+            unclaimed_nano=sum_unclaimed(self._connection, _payers_of_channels(claims)),
         )
         self._locked_rows.write_debits(debits)
         granted = [one for one in decisions if isinstance(one.outcome, Claimed)]
@@ -677,6 +678,10 @@ def write_finishes(connection: Connection, finishes: Sequence[Finish], *, ahead_
 def _payers_of_credit(claims: Sequence[Claim]) -> set[Address]:
     """A voucher is granted whatever its payer owes."""
     return {claim.payer for claim in claims if claim.payer is not None and claim.channel is None}
+
+
+def _payers_of_channels(claims: Sequence[Claim]) -> set[Address]:
+    return {claim.payer for claim in claims if claim.payer is not None and claim.channel is not None}
 
 
 def _is_of_account(account: CreditAccount) -> ColumnElement[bool]:

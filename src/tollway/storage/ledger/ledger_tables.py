@@ -128,6 +128,7 @@ channel_table = Table(
     Column("receiver", LargeBinary(20), nullable=False),
     Column("receiver_authorizer", LargeBinary(20), nullable=False),
     Column("token", LargeBinary(20), nullable=False),
+    Column("decimals", Integer, nullable=False),
     Column("withdraw_delay", BigInteger, nullable=False),
     Column("salt", LargeBinary(32), nullable=False),
     Column("state", String(12), nullable=False),

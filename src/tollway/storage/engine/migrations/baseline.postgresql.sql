@@ -589,6 +589,7 @@ CREATE TABLE channel (
   receiver BYTEA NOT NULL,
   receiver_authorizer BYTEA NOT NULL,
   token BYTEA NOT NULL,
+  decimals INTEGER NOT NULL,
   withdraw_delay BIGINT NOT NULL,
   salt BYTEA NOT NULL,
   state VARCHAR(12) NOT NULL,

@@ -598,6 +598,7 @@ CREATE TABLE channel (
   receiver BLOB NOT NULL,
   receiver_authorizer BLOB NOT NULL,
   token BLOB NOT NULL,
+  decimals INTEGER NOT NULL,
   withdraw_delay BIGINT NOT NULL,
   salt BLOB NOT NULL,
   state VARCHAR(12) NOT NULL,
