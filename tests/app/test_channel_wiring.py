@@ -40,7 +40,9 @@ class Rounds:
 def make_services(restores: Restores) -> ChannelServices:
     nothing = cast("Any", None)
     return ChannelServices(
-        ChannelParts(ledger=cast("Any", restores), rules={}, keys=KEYS, origin=ORIGIN),
+        ChannelParts(
+            ledger=cast("Any", restores), rules={}, keys=KEYS, origin=ORIGIN, find_payee_terms=nothing
+        ),
         gas_ledger=nothing,
         chains=nothing,
         rules={},
@@ -56,18 +58,16 @@ def authorizer(key: bytes, *, restores: int, origin: str = ORIGIN) -> Address:
 
 
 async def test_channels_are_watched_in_each_round_and_claimed_once_in_an_interval() -> None:
-    services, watch, claims, moments = (
-        make_services(Restores()),
-        Rounds(),
-        Rounds(),
-        [1.0, 60.9, 61.0, 120.0, 121.0],
+    services, moments = make_services(Restores()), [1.0, 60.9, 61.0, 120.0, 121.0]
+    watch, claims, drain = Rounds(), Rounds(), Rounds()
+    vars(services).update(
+        _watch=watch, _claims=claims, _drain=drain, _clock=moments.copy().__iter__().__next__
     )
-    vars(services).update(_watch=watch, _claims=claims, _clock=moments.copy().__iter__().__next__)
     counts = []
     for _ in moments:
         await services.run_once()
         counts.append(claims.count)
-    assert watch.count == len(moments)
+    assert (watch.count, drain.count) == (len(moments), counts[-1])
     assert counts == [1, 1, 2, 2, 3]
 
 

@@ -594,3 +594,16 @@ async def test_facets_of_the_whole_catalog_are_a_second_old_at_most_and_never_ol
     setup.clock.ms -= 2 * FRESH_MS
     await setup.catalog.revise(replace(listing, tags=("three",)), expected_revision=2)
     assert (await setup.neighbour.count_facets(None)).tags == (("three", 1),)  # a clock that stepped back
+
+
+async def test_the_terms_of_payees_are_those_of_listings_that_are_not_retired(catalog: CatalogStore) -> None:
+    listings = [
+        make_listing(pay_to=BOB, networks=(OPTIMISM, BASE)),
+        make_listing(pay_to=BOB, status="paused", currency="EURC"),
+        make_listing(pay_to=BOB, networks=(ChainId(1),), retired_ms=1_700_000_000_001),
+        make_listing(pay_to=ALICE),
+    ]
+    for one in listings:
+        await catalog.publish(one)
+    expected = {(BOB, OPTIMISM, "USDC"), (BOB, BASE, "USDC"), (BOB, BASE, "EURC")}
+    assert await catalog.find_payee_terms([BOB, Address(b"\xcc" * 20)]) == expected

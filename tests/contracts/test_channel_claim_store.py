@@ -149,6 +149,68 @@ async def test_a_published_voucher_stays_published(ledger: Any) -> None:
     assert (await reread(ledger, channel)).published == 200
 
 
+async def test_a_voucher_that_becomes_public_is_announced(ledger: Any) -> None:
+    """The last claim of a metered channel shows a voucher that is ahead of what was charged."""
+    channel = await open_channel(ledger, 1_000)
+    claim = await open_call(ledger, channel, 20, price="0.00002", metering=METERING)
+    await end_call(ledger, claim, finish=finish_of(claim, usage=usage_of(5)))
+    channel = await reread(ledger, channel)
+    assert (channel.announced, channel.taken_units) == (8, 8)
+    await refund_with(ledger, channel, ceiling=20)
+    found = await reread(ledger, channel)
+    assert (found.announced, found.published, found.taken_units) == (20, 20, 8)
+    assert (await ledger.audit()).wrong == ()
+
+
+async def refund_with(ledger: Any, channel: Channel, *, ceiling: int) -> OpenClaim:
+    return await add(ledger, claim_of(row_of(channel, ceiling=ceiling), name="refund_1", is_refund=True))
+
+
+# ---- Channels that no listing can use.
+
+
+async def test_the_dearest_unused_channel_is_listed_first(ledger: Any) -> None:
+    channels = [await open_channel(ledger, units, f"channel {units}") for units in (100, 300, 200, 400)]
+    for one, since_ms in zip(channels, (NOW_MS, NOW_MS, NOW_MS, NOW_MS + 1), strict=True):
+        await ledger.mark_unused(one.key, since_ms)
+
+    async def list_unused(limit: int = 9) -> list[int]:
+        found = await ledger.list_unused(CHAIN, before_ms=NOW_MS, limit=limit)
+        return [one.balance_units for one in found]
+
+    assert (await list_unused(), await list_unused(2)) == ([300, 200, 100], [300, 200])
+    await ledger.mark_unused(channels[1].key, None)
+    assert await list_unused() == [200, 100]
+    assert (await reread(ledger, channels[2])).unused_since_ms == NOW_MS
+    assert await ledger.list_unused(ChainId(1), before_ms=NOW_MS, limit=9) == ()
+
+
+@pytest.mark.parametrize(
+    "hold", ["a call", "a price that is not known", "a claim", "a refund", "a withdrawal", "nothing left"]
+)
+async def test_an_unused_channel_waits_for(ledger: Any, hold: str) -> None:
+    channel = await buy_on(ledger)
+    await ledger.mark_unused(channel.key, NOW_MS)
+    assert await ledger.list_unused(CHAIN, before_ms=NOW_MS, limit=9) == (await reread(ledger, channel),)
+    match hold:
+        case "a call":
+            await open_call(ledger, channel)
+        case "a price that is not known":
+            call = await open_call(ledger, channel, 20, price="0.00002", metering=METERING)
+            await end_call(ledger, call)
+        case "a claim":
+            await add(ledger, claim_of(row_of(channel)))
+        case "a refund":
+            claim = claim_of(row_of(channel), name="refund_1", is_refund=True, created_ms=NOW_MS + 1)
+            await ledger.close_claim((await add(ledger, claim)).id, now_ms=ENDED_MS)
+        case "a withdrawal":
+            facts = facts_of(1_000, withdrawal_amount=5, withdrawal_since_s=1)
+            await ledger.renew_channel(channel.key, facts, now_ms=NOW_MS)
+        case _:
+            await ledger.renew_channel(channel.key, facts_of(100), now_ms=NOW_MS)
+    assert await ledger.list_unused(CHAIN, before_ms=NOW_MS, limit=9) == ()
+
+
 # ---- One open claim for a channel.
 
 

@@ -154,9 +154,9 @@ class RefundHarness:
         assert found is not None
         return found
 
-    async def open_call(self, units: int = 100) -> Claim:
+    async def open_call(self, units: int = 100, **fields: Any) -> Claim:
         channel = await self.read()
-        claim = voucher_claim(channel, units, asset="0x" + TOKEN.hex())
+        claim = voucher_claim(channel, units, asset="0x" + TOKEN.hex(), **fields)
         assert claim.channel is not None
         claim = replace(claim, channel=replace(claim.channel, voucher=self.sign(channel.announced + units)))
         assert isinstance(await self.ledger.claim(claim), Claimed)

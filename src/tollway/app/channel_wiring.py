@@ -2,33 +2,37 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import WatchedChain
 from tollway.identity.signatures import ChannelAuthorizer
-from tollway.ids import ChainId
+from tollway.ids import Address, ChainId
 from tollway.ledger.ledger import GasLedger
 from tollway.limits import Limits
 from tollway.payments.channel_claims import ChannelClaims
+from tollway.payments.channel_drain import ChannelDrain
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_refunds import ChannelRefunds
 from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.channel_watch import ChannelWatch
 from tollway.payments.gas import GasBudget
 from tollway.payments.receipts import ReceiptPoller
+from tollway.registry.catalog import PayeeTerms
 from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelParts:
-    """What channels need beside settlements. `secrets`: every secret key, the current one first. `origin`: of the public URL."""
+    """What channels need beside settlements. `secrets`: every secret key, the current one first. `origin`: of the public URL.
+    `find_payee_terms`: those of the listings that are not retired."""
 
     ledger: ChannelClaimStore
     rules: Mapping[ChainId, ChannelRules]
     keys: Sequence[bytes] = field(repr=False)
     origin: str
+    find_payee_terms: Callable[[Collection[Address]], Awaitable[frozenset[PayeeTerms]]]
 
 
 class ChannelServices:
@@ -84,6 +88,14 @@ class ChannelServices:
             limits=limits,
             now_ms=now_ms,
         )
+        self._drain = ChannelDrain(
+            ledger=parts.ledger,
+            refunds=self.refunds,
+            networks=self.networks,
+            rules=rules,
+            find_payee_terms=parts.find_payee_terms,
+            now_ms=now_ms,
+        )
 
     async def open(self) -> None:
         """Looks at the networks, so that the first 402 offers what can be paid; and at the channels, where no gateway has done so lately."""
@@ -106,9 +118,10 @@ class ChannelServices:
         await self.networks.refresh()
 
     async def run_once(self) -> None:
-        """Watches in each round, and claims once in `channel_claim_interval_s`."""
+        """Watches in each round; claims, and refunds channels that no listing can use, once in `channel_claim_interval_s`."""
         await self._watch.run_once()
         now_s = self._clock()
         if now_s >= self._next_claims_s:
             self._next_claims_s = now_s + self._limits.channel_claim_interval_s
             await self._claims.run_once()
+            await self._drain.run_once()

@@ -265,6 +265,7 @@ class GatewayParts:
             rules=make_channel_rules(self.rules, self._settlement_rules()),
             keys=[key.get_secret_value() for key in self.settings.secret_keys],
             origin=str(self.origin),
+            find_payee_terms=self.catalog.find_payee_terms,
         )
 
     def _make_chains(self) -> RpcReader:

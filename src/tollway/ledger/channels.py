@@ -76,7 +76,7 @@ class Channel:
     and `start_units`, what was claimed before the first of them. The payment has both without `start_units`, and a value of at least what its calls hold. `lacking_units`: what its `reorged` calls owe beyond
     that, because the balance does not cover it. `spent`: the newest voucher whose ceiling is announced, which a claim may show; `waiting`: the voucher that
     becomes `spent` once its ceiling is announced; `candidate`: the newest voucher. `published`: see the module. `reserved_call`: the call that
-    has the channel, with its state. `facts`: the chain as it was read last, with the deposits that are known since."""
+    has the channel, with its state. `facts`: the chain as it was read last, with the deposits that are known since. `unused_since_ms`: since when no listing can use the channel."""
 
     key: int
     id: ChannelId
@@ -97,6 +97,7 @@ class Channel:
     state: ChannelState
     reserved_call: CallId | None
     reserved_state: CallState | None
+    unused_since_ms: int | None = None
 
     @property
     def name(self) -> ChannelName:
@@ -302,6 +303,16 @@ def claimable_units(channel: Channel, *, open_units: int) -> tuple[int, Voucher]
     voucher = max(covered, key=lambda one: one.ceiling)
     total = min(channel.taken_units - open_units, voucher.ceiling)
     return (total, voucher) if total > channel.facts.total_claimed else None
+
+
+def find_cover(channel: Channel) -> Voucher | None:
+    """The lowest voucher that covers all that calls owe, for the last claim of a channel; it may be one that is not announced. Where nothing is left to claim, one that
+    covers what is claimed, without a signature. None: the vouchers are lost."""
+    if channel.taken_units <= channel.facts.total_claimed:
+        return Voucher(ceiling=channel.facts.total_claimed, signature=b"")
+    known = (channel.spent, channel.waiting, channel.candidate)
+    covering = [one for one in known if one is not None and one.ceiling >= channel.taken_units]
+    return min(covering, key=lambda one: one.ceiling, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -640,7 +640,7 @@ class ChannelClaimLedger(Protocol):
         ...
 
     async def add_claim(self, claim: OpenClaim, attempt: SettlementAttempt) -> bool | NonceUnavailable:
-        """Stores a claim and its signed transaction in one durable commit, which takes the nonce. From here on its vouchers are published. False where one of its
+        """Stores a claim and its signed transaction in one durable commit, which takes the nonce. From here on its vouchers are published, and announced. False where one of its
         channels is in another open claim."""
         ...
 
@@ -657,6 +657,15 @@ class ChannelClaimLedger(Protocol):
     async def read_look_ms(self, chain_id: ChainId) -> int | None: ...
 
     async def find_activity(self, key: int) -> ChannelActivity: ...
+
+    async def mark_unused(self, key: int, since_ms: int | None) -> None:
+        """Records since when no listing can use a channel; None: one can."""
+        ...
+
+    async def list_unused(self, chain_id: ChainId, *, before_ms: int, limit: int) -> tuple[Channel, ...]:
+        """The channels that are unused since then or longer and may be refunded: they hold money beyond their calls, no call, claim or withdrawal has them, and no refund began since
+        then. The dearest first."""
+        ...
 
     async def drain_channel(self, key: int) -> None:
         """The channel takes no call any more. What it holds is still claimed and refunded."""

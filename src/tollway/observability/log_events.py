@@ -143,6 +143,8 @@ _CHANNELS = (
     _row("channel_claim_refused", "warning", "channel units", "The claim of a channel fails in simulation; the channel is left out and read again.", "read the channel on its chain when it repeats"),
     _row("channel_settle_refused", "warning", "receiver token", "The token refuses to pay a receiver; his money stays claimed.", "tell the provider: his wallet cannot receive this token"),
     _row("channel_claim_ended", "info", "claim is_mined", "A claim is mined, or can never be."),
+    _row("channel_unused", "info", "channel network is_unused", "No listing can use a channel any more, or one can again. A day later the gateway claims it and refunds the rest."),
+    _row("channel_refund_refused", "warning", "channel network reason", "The gateway could not refund a channel that no listing can use; it tries again.", "read the channel on its chain when it repeats"),
     _row("channel_refunded", "info", "channel units transaction", "A payer got back what a channel held beyond its calls."),
 )  # fmt: skip
 

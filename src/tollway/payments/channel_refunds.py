@@ -23,9 +23,10 @@ from tollway.chain.channel_contract import (
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts
 from tollway.errors import Code, Problem, Refusal, describe_rate
-from tollway.ids import Address, ChainId, TxHash
-from tollway.ledger.channels import Channel, ChannelActivity, StoredRow, Voucher
+from tollway.ids import Address, ChainId, ListingId, TxHash
+from tollway.ledger.channels import Channel, ChannelActivity, OpenClaim, StoredRow, Voucher, find_cover
 from tollway.ledger.ledger import ChannelClaimLedger, ChannelLedger
+from tollway.ledger.records import SettlementAttempt
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.channel_claims import CLAIM_GAS, ROW_GAS, ChannelClaims
@@ -33,6 +34,7 @@ from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_wire import ChannelReason, explain_channel
 from tollway.payments.channels import claim_batch_digest, refund_digest
 from tollway.payments.gas import GasBudget
+from tollway.payments.nonces import NonceSequence
 from tollway.payments.receipts import ReceiptPoller
 
 REFUND_GAS = 150_000
@@ -105,8 +107,39 @@ class ChannelRefunds:
         base_units = channel.balance_units - total
         if base_units <= 0:
             raise Refusal(explain_channel(ChannelReason.REFUND_NO_BALANCE))
-        signer = self._claims.find_signer(channel)
         sequence = self._gas_budget.choose_sequence(channel.chain_id, is_claimed=True)
+        claim, attempt = await self._send(channel, voucher, sequence)
+        depth = self._rules[channel.chain_id].confirmations_for(asset, base_units)
+        try:
+            async with asyncio.timeout(self._gas_budget.wait_s(channel.chain_id, depth=depth)):
+                mined = await self._receipt_poller.wait_mined(
+                    attempt.chain_id, attempt.tx_hash, sender=attempt.sender, depth=depth
+                )
+        except TimeoutError:
+            raise Refusal(UNDECIDED) from None
+        await self._claims.finish(claim)
+        return await self._read_refund(channel, mined)
+
+    async def refund_unused(self, channel: Channel) -> bool:
+        """Sends the refund of a channel that no listing can use, within the gas budget. False where it must wait. Raises Refusal, ChainUnavailable, StorageUnavailable."""
+        asset = self._find_asset(channel)
+        facts = await self._networks.fetch_channel(channel.chain_id, channel.id, asset)
+        channel = await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
+        voucher = find_cover(channel)
+        base_units = channel.balance_units - max(channel.taken_units, channel.facts.total_claimed)
+        is_worth = base_units > 0 and self._gas_budget.is_offered(asset, base_units, ListingId(""))
+        if voucher is None or not is_worth or not channel.facts.is_same_state(facts):
+            return False
+        await self._send(channel, voucher, self._gas_budget.choose_sequence(channel.chain_id))
+        return True
+
+    async def _send(
+        self, channel: Channel, voucher: Voucher, sequence: NonceSequence | None
+    ) -> tuple[OpenClaim, SettlementAttempt]:
+        """Sends the claim of all that calls owe with the refund of the rest. Raises Refusal where nothing was sent."""
+        total = max(channel.taken_units, channel.facts.total_claimed)
+        base_units = channel.balance_units - total
+        signer = self._claims.find_signer(channel)
         if signer is None or sequence is None:
             raise Refusal(AWAY)
         calls = []
@@ -131,16 +164,7 @@ class ChannelRefunds:
         )
         if attempt is None:
             raise Refusal(BUSY)
-        depth = self._rules[channel.chain_id].confirmations_for(asset, base_units)
-        try:
-            async with asyncio.timeout(self._gas_budget.wait_s(channel.chain_id, depth=depth)):
-                mined = await self._receipt_poller.wait_mined(
-                    attempt.chain_id, attempt.tx_hash, sender=attempt.sender, depth=depth
-                )
-        except TimeoutError:
-            raise Refusal(UNDECIDED) from None
-        await self._claims.finish(claim)
-        return await self._read_refund(channel, mined)
+        return claim, attempt
 
     async def _take_turn(self, channel: Channel, voucher: Voucher) -> Channel:
         """Waits until no call and no claim has the channel. Raises Refusal where it may not be refunded now."""

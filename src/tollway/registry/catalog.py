@@ -7,7 +7,7 @@ A key of `POST /apis` is held by one request at a time, under a lease. A listing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from tollway.audit_log import AuditEntry
 from tollway.ids import Address, ChainId, ListingId
@@ -212,6 +212,14 @@ class ListingRange:
 
     listings: tuple[tuple[ListingId, int], ...]
     last_number: int
+
+
+class PayeeTerms(NamedTuple):
+    """A payee of a listing that is not retired, with one of its networks and its currency."""
+
+    pay_to: Address
+    chain_id: ChainId
+    currency: str
 
 
 class Catalog(Protocol):

@@ -7,7 +7,7 @@ does no I/O.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +32,7 @@ from tollway.registry.catalog import (
     ListingPage,
     ListingQuery,
     ListingRange,
+    PayeeTerms,
     Revised,
     RevisionConflict,
     SuspendedListing,
@@ -54,6 +55,7 @@ from tollway.storage.catalog.catalog_tables import (
     read_document,
     read_listing,
     read_listings,
+    read_networks,
     read_terms,
     tag_table,
     terms_table,
@@ -412,6 +414,24 @@ class CatalogStore:
             for side in (listing.provider < bytes(provider), listing.provider > bytes(provider))
         ]
         return await self._database.read(lambda connection: any(connection.scalar(query) for query in others))
+
+    async def find_payee_terms(self, payees: Collection[Address]) -> frozenset[PayeeTerms]:
+        """Those of these payees, of all listings that are not retired."""
+        columns = listing_table.c
+        statement = (
+            select(columns.pay_to, columns.networks, columns.currency)
+            .where(columns.pay_to.in_(sorted(map(bytes, payees))), columns.retired_ms.is_(None))
+            .distinct()
+        )
+
+        def work(connection: Connection) -> frozenset[PayeeTerms]:
+            return frozenset(
+                PayeeTerms(Address(row.pay_to), chain_id, row.currency)
+                for row in connection.execute(statement)
+                for chain_id in read_networks(row.networks)
+            )
+
+        return await self._database.read(work)
 
     async def list_suspended(self) -> tuple[SuspendedListing, ...]:
         columns = listing_table.c

@@ -86,6 +86,15 @@ class ChannelClaimStore(ChannelStore):
     async def find_activity(self, key: int) -> ChannelActivity:
         return await self._database.read(partial(_find_activity, key=key))
 
+    async def mark_unused(self, key: int, since_ms: int | None) -> None:
+        marked = update(channel_table).where(channel_table.c.key == key).values(unused_since_ms=since_ms)
+        await self._database.write(lambda connection: connection.execute(marked) and None)
+
+    async def list_unused(self, chain_id: ChainId, *, before_ms: int, limit: int) -> tuple[Channel, ...]:
+        return await self._database.read(
+            partial(_list_unused, chain_id=chain_id, before_ms=before_ms, limit=limit)
+        )
+
     async def drain_channel(self, key: int) -> None:
         await write_retried(self._database, partial(_drain, key=key))
 
@@ -159,6 +168,38 @@ def _list_claimable(connection: Connection, *, chain_id: ChainId, limit: int) ->
     return tuple(claimable)
 
 
+def _list_unused(
+    connection: Connection, *, chain_id: ChainId, before_ms: int, limit: int
+) -> tuple[Channel, ...]:
+    own, payments = channel_table.c, payment_table.c
+    rows, claims = channel_claim_row_table.c, channel_claim_table.c
+    refunded = (
+        select(rows.claim_id)
+        .join(channel_claim_table, claims.id == rows.claim_id)
+        .where(rows.channel_id == own.key, claims.is_refund, claims.created_ms > before_ms)
+    )
+    query = (
+        select(own.key, own.payment_id)
+        .join(payment_table, payments.id == own.payment_id)
+        .where(
+            own.chain_id == chain_id,
+            own.unused_since_ms <= before_ms,
+            own.balance > own.start_units + payments.taken_units,
+            own.balance > own.total_claimed,
+            own.state != ChannelState.WITHDRAWING.value,
+            own.reserved_call.is_(None),
+            ~_is_in_open_claim(),
+            ~exists(refunded),
+        )
+        .order_by((own.balance - own.total_claimed).desc(), own.key)
+        .limit(limit)
+    )
+    found = connection.execute(query).all()
+    open_units = find_returnable_units(connection, [row.payment_id for row in found])
+    channels = read_channels(connection, [row.key for row in found])
+    return tuple(channels[row.key] for row in found if not open_units.get(row.payment_id))
+
+
 def _add_claim(
     connection: Connection, *, claim: OpenClaim, attempt: SettlementAttempt
 ) -> bool | NonceUnavailable:
@@ -183,8 +224,12 @@ def _add_claim(
     for row in claim.rows:
         channel = locked_rows.channels.find(row.channel_key)
         published = max(channel.published, row.voucher.ceiling)
+        # A voucher that becomes public is announced too, so that no later call can show it.
+        announced = max(channel.announced, row.voucher.ceiling)
         reserved = claim.id if claim.is_refund else channel.reserved_call
-        locked_rows.channels.put(replace(channel, published=published, reserved_call=reserved))
+        locked_rows.channels.put(
+            replace(channel, published=published, announced=announced, reserved_call=reserved)
+        )
     locked_rows.write()
     write_nonces(connection, {signer: next_nonce + 1})
     connection.execute(

@@ -34,6 +34,7 @@ _FACTS = ("total_claimed", "refund_nonce", "withdrawal_amount", "withdrawal_sinc
 _VOUCHERS = ("spent", "waiting", "candidate")
 _IDENTITY = ("key", "chain_id", "channel_id", "payment_id", "decimals")
 _SUMS = ("start_units", "lacking_units", "announced", "published")
+_KEPT = ("unused_since_ms",)  # written apart
 _READ = (
     *_IDENTITY,
     *_CONFIG,
@@ -43,8 +44,9 @@ _READ = (
     "balance",
     *_FACTS,
     "reserved_call",
+    *_KEPT,
 )
-_WRITTEN = tuple(name for name in _READ if name not in (*_IDENTITY, *_CONFIG))
+_WRITTEN = tuple(name for name in _READ if name not in (*_IDENTITY, *_CONFIG, *_KEPT))
 
 
 def find_channels(connection: Connection, names: Collection[ChannelName]) -> dict[ChannelName, Channel]:
@@ -182,6 +184,7 @@ def _parse(row: Sequence[Any]) -> Channel:
         state=ChannelState(own["state"]),
         reserved_call=None if own["reserved_call"] is None else CallId(own["reserved_call"]),
         reserved_state=None if reserved_state is None else CallState(reserved_state),
+        unused_since_ms=own["unused_since_ms"],
     )
 
 

@@ -150,11 +150,13 @@ channel_table = Table(
     Column("block_number", BigInteger, nullable=False),
     Column("reserved_call", String(64)),
     Column("opened_ms", BigInteger, nullable=False),
+    Column("unused_since_ms", BigInteger),
     UniqueConstraint("channel_id", "chain_id", name="uq_channel_id"),
     Index("uq_channel_payment_id", "payment_id", unique=True),
     Index("ix_channel_payer", "payer", "chain_id", "token"),
     Index("ix_channel_receiver", "receiver", "token", "chain_id"),
     partial_index("ix_channel_reserved", "reserved_call IS NOT NULL", "reserved_call"),
+    partial_index("ix_channel_unused", "unused_since_ms IS NOT NULL", "chain_id", "unused_since_ms"),
 )
 """One row for each channel. `balance` to `block_number`: the chain, at that block (`ledger.channels.ChannelFacts`). `reserved_call`: the open call that has the channel;
 without a foreign key, because the call has one."""

@@ -620,6 +620,7 @@ CREATE TABLE channel (
   block_number BIGINT NOT NULL,
   reserved_call VARCHAR(64),
   opened_ms BIGINT NOT NULL,
+  unused_since_ms BIGINT,
   CONSTRAINT pk_channel PRIMARY KEY ("key"),
   CONSTRAINT uq_channel_id UNIQUE (channel_id, chain_id),
   CONSTRAINT fk_channel_payment FOREIGN KEY(payment_id) REFERENCES payment (id)
@@ -632,6 +633,8 @@ CREATE INDEX ix_channel_payer ON channel (payer, chain_id, token);
 CREATE INDEX ix_channel_receiver ON channel (receiver, token, chain_id);
 
 CREATE INDEX ix_channel_reserved ON channel (reserved_call) WHERE reserved_call IS NOT NULL;
+
+CREATE INDEX ix_channel_unused ON channel (chain_id, unused_since_ms) WHERE unused_since_ms IS NOT NULL;
 
 CREATE TABLE listing_document (
   listing_seq BIGINT NOT NULL,
