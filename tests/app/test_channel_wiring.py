@@ -23,6 +23,9 @@ class Restores:
     async def count_restores(self) -> int:
         return self.count
 
+    async def list_refused(self) -> frozenset[Any]:
+        return frozenset()
+
     async def read_look_ms(self, _chain_id: Any) -> int | None:
         return None
 

@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from tests.contracts.test_metered_calls import METERING, usage_of
 from tests.kit.ledger_channels import (
+    TOKEN,
     buy,
     end_call,
     facts_of,
@@ -23,6 +24,7 @@ from tests.kit.ledger_records import (
     CHAIN,
     GAS_KEY,
     NOW_MS,
+    PAYEE,
     finish_of,
     operator_origin,
     tx_hash,
@@ -38,6 +40,7 @@ from tollway.ledger.channels import (
     ChannelClosed,
     ChannelState,
     OpenClaim,
+    Receiver,
     StoredRow,
 )
 from tollway.ledger.ledger import Claimed, NonceUnavailable
@@ -164,6 +167,28 @@ async def test_a_voucher_that_becomes_public_is_announced(ledger: Any) -> None:
 
 async def refund_with(ledger: Any, channel: Channel, *, ceiling: int) -> OpenClaim:
     return await add(ledger, claim_of(row_of(channel, ceiling=ceiling), name="refund_1", is_refund=True))
+
+
+# ---- Receivers whose settle fails.
+
+
+async def test_a_refused_receiver_is_listed_until_it_is_cleared(pair: list[FaultyLedger]) -> None:
+    one, two = (each.ledger for each in pair)
+    first, second = (Receiver(ChainId(n), PAYEE, TOKEN) for n in (1, 2))
+    for _ in range(2):
+        await one.mark_refused(first, now_ms=NOW_MS)
+    await two.mark_refused(second, now_ms=NOW_MS)
+    assert await one.list_refused() == await two.list_refused() == {first, second}
+    await two.clear_refused(first)
+    assert await one.list_refused() == {second}
+
+
+async def test_a_settle_alone_is_a_claim_without_channels(ledger: Any) -> None:
+    claim = await add(ledger, claim_of())
+    assert await ledger.list_open_claims(CHAIN) == (claim,)
+    assert await ledger.attempts_of(claim.id) == (attempt_of(claim),)
+    await ledger.close_claim(claim.id, now_ms=ENDED_MS)
+    assert await ledger.list_open_claims(CHAIN) == ()
 
 
 # ---- Channels that no listing can use.

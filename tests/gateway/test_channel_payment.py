@@ -25,7 +25,7 @@ from tollway.chain.channel_contract import (
 )
 from tollway.gateway.channel_payment import TURN_POLL_S, TURN_WAIT_S
 from tollway.ids import Address, ChainId, ChannelId, keccak256
-from tollway.ledger.channels import ChannelFacts, ChannelState
+from tollway.ledger.channels import ChannelFacts, ChannelState, Receiver
 from tollway.ledger.records import CallState, Rail
 from tollway.money import Asset, Price
 from tollway.payments.channel_wire import ChannelReason
@@ -167,6 +167,9 @@ class FixedNetworks:
 
     def is_available(self, chain_id: ChainId) -> bool:
         return self.is_open
+
+    def is_paid_out(self, chain_id: ChainId, receiver: Address, token: Address) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(
@@ -848,6 +851,25 @@ async def test_a_channel_that_takes_no_call_says_why(
     assert (answer.problem["reason"], answer.problem["paymentState"]) == (reason, "none")
     assert gateway.served == 1
     assert await charged_units(opened) == (PRICE, PRICE)
+
+
+async def test_a_receiver_that_the_token_does_not_pay_has_no_channels(
+    gateway: ChannelSales, opened: ChannelCaller
+) -> None:
+    def count_channels(offers: list[Json]) -> int:
+        return [one["scheme"] for one in offers].count("batch-settlement")
+
+    assert count_channels(await gateway.offers()) == 1
+    channel = await opened.channel()
+    gateway.refused = (Receiver(CHAIN, channel.config.receiver, channel.config.token),)
+    await gateway.channel_networks.refresh()
+    assert count_channels(await gateway.offers()) == 0
+    answer = await opened.spend(2 * PRICE)
+    assert (answer.status, answer.problem["code"]) == (503, "channel_busy")
+    assert (answer.problem["reason"], gateway.served) == ("receiver_refused", 1)
+    gateway.refused = ()
+    await gateway.channel_networks.refresh()
+    assert (await opened.spend(2 * PRICE)).status == 200
 
 
 async def test_what_is_unclaimed_has_a_maximum(gateway: ChannelSales) -> None:

@@ -82,6 +82,7 @@ class RefundHarness:
             {CHAIN: rules},
             chain_rules=self.rules,
             read_look_ms=self.ledger.read_look_ms,
+            list_refused=self.ledger.list_refused,
             **shared,
         )
         self.claims = ChannelClaims(

@@ -1,6 +1,7 @@
 """`ChannelSales`: an in-process gateway that sells calls over payment channels, too. `ChannelCaller`: its caller, with one channel.
 
-The networks of channels are real, over the chain in memory; `looked_ms` is the time of the last look at the channels.
+The networks of channels are real, over the chain in memory; `looked_ms` is the time of the last look at the channels, `refused` has the
+receivers whose settle fails.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,7 +19,7 @@ from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.channel_payment import ChannelRail, join_requirements
 from tollway.gateway.rail import PaymentRail
 from tollway.ids import Address, ChainId, keccak256
-from tollway.ledger.channels import Channel
+from tollway.ledger.channels import Channel, Receiver
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.pricing import OperationPrice, PaymentRequirement
@@ -34,6 +35,7 @@ class ChannelSales(InProcessGateway):
 
     channel_rules = ChannelRules(chain_id=CHAIN, withdraw_delay=WITHDRAW_DELAY_S, native_price_nano=10**13)
     looked_ms: int | None = NOW_MS
+    refused: tuple[Receiver, ...] = ()
 
     def _make_rails(self, is_bound_required: bool) -> None:
         super()._make_rails(is_bound_required)
@@ -58,6 +60,7 @@ class ChannelSales(InProcessGateway):
             gas_budget=self.settlement.gas_budget,
             limits=self.limits,
             read_look_ms=self._read_look_ms,
+            list_refused=self._list_refused,
             now_ms=self._clock,
         )
         self.channel_networks.authorizers = (Address.parse(AUTHORIZER.address),)
@@ -86,6 +89,9 @@ class ChannelSales(InProcessGateway):
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
         await self.while_paused()
+
+    async def _list_refused(self) -> frozenset[Receiver]:
+        return frozenset(self.refused)
 
     async def _read_look_ms(self, chain_id: ChainId) -> int | None:
         return self.looked_ms

@@ -172,6 +172,27 @@ def test_a_claim_shows_what_ended_calls_owe_under_an_announced_ceiling(
     assert claimable is None or claimable[0] <= claimable[1].ceiling <= 300
 
 
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, (290, 290)),
+        ({"state": ChannelState.WITHDRAWING}, (300, 310)),
+        ({"state": ChannelState.DRAINING}, (300, 310)),
+        ({"state": ChannelState.WITHDRAWING, "spent": voucher_of(300)}, (300, 300)),
+        ({"state": ChannelState.WITHDRAWING, "waiting": voucher_of(305)}, (300, 305)),
+        ({"state": ChannelState.WITHDRAWING, "reserved_call": CALL}, (290, 290)),
+        ({"state": ChannelState.WITHDRAWING, "candidate": voucher_of(299)}, (299, 299)),
+    ],
+)
+def test_a_channel_that_takes_no_call_shows_its_newest_voucher_where_it_must(
+    fields: dict[str, Any], shown: tuple[int, int]
+) -> None:
+    vouchers = {"spent": voucher_of(290), "candidate": voucher_of(310)}
+    claimable = claimable_units(channel_of(**{**vouchers, **fields}), open_units=0)
+    assert claimable is not None
+    assert (claimable[0], claimable[1].ceiling) == shown
+
+
 @pytest.mark.parametrize(("deposit_units", "taken"), [(0, 310), (500, 300)])
 def test_a_granted_claim_reserves_the_channel(deposit_units: int, taken: int) -> None:
     reserved = reserve_channel(channel_of(), shown(310, deposit_units=deposit_units), CALL, price_units=10)

@@ -14,7 +14,15 @@ from tests.model.rows import MemoryRows, take_nonce
 from tollway.chain import channel_contract as contract
 from tollway.chain.channel_contract import SETTLEMENT_CONTRACT
 from tollway.ids import Address, CallId, ChainId, keccak256
-from tollway.ledger.channels import Channel, ChannelFacts, ChannelState, ClaimableChannel, OpenClaim, Voucher
+from tollway.ledger.channels import (
+    Channel,
+    ChannelFacts,
+    ChannelState,
+    ClaimableChannel,
+    OpenClaim,
+    Receiver,
+    Voucher,
+)
 from tollway.ledger.ledger import NonceUnavailable
 from tollway.ledger.records import SettlementAttempt
 from tollway.payments.channel_claims import OLD_AFTER_MS, ROWS_MAX, ChannelClaims
@@ -43,6 +51,7 @@ class ClaimRows:
     owed: dict[int, int] = field(default_factory=dict)
     claims: dict[CallId, OpenClaim] = field(default_factory=dict)
     ended: list[OpenClaim] = field(default_factory=list)
+    refused: set[Receiver] = field(default_factory=set)
     is_taken: bool = False
     since_ms: int = 0
 
@@ -74,6 +83,15 @@ class ClaimRows:
         if refused is None:
             self.claims[claim.id] = claim
         return refused or True
+
+    async def mark_refused(self, receiver: Receiver, *, now_ms: int) -> None:
+        self.refused.add(receiver)
+
+    async def clear_refused(self, receiver: Receiver) -> None:
+        self.refused.remove(receiver)
+
+    async def list_refused(self) -> frozenset[Receiver]:
+        return frozenset(self.refused)
 
     async def list_open_claims(self, chain_id: ChainId) -> tuple[OpenClaim, ...]:
         return tuple(self.claims.values())
@@ -110,6 +128,7 @@ class Harness:
             chain_rules=settlement.rules,
             gas_budget=settlement.gas_budget,
             read_look_ms=self._read_look_ms,
+            list_refused=self.rows.list_refused,
             **shared,
         )
         self.claims = ChannelClaims(
@@ -299,20 +318,55 @@ async def test_a_channel_whose_claim_fails_holds_up_no_other_one(harness: Harnes
     assert harness.rows.channels[bad_key].facts.balance == DUE - 1  # read again
 
 
-async def test_a_receiver_to_whom_the_token_pays_nothing_keeps_the_claim_until_a_later_one_settles_both(
+async def test_a_receiver_to_whom_the_token_pays_nothing_is_settled_alone_by_a_later_round(
     harness: Harness,
 ) -> None:
     first, second = make_payer(1), make_payer(2, SECOND)
-    keys = [harness.add(payer, DUE, deposit=4_000_000) for payer in (first, second)]
+    for payer in (first, second):
+        harness.add(payer, DUE, deposit=4_000_000)
     harness.chain.block_owner(CHAIN, TOKEN, SECOND)
     await harness.claims.run_once()
     assert harness.sent_count == 1
     assert (await harness.claimed(first), await harness.claimed(second)) == (DUE, DUE)
     assert (harness.paid(FIRST), harness.paid(SECOND)) == (DUE, 0)
+    refused = Receiver(CHAIN, SECOND, TOKEN)
+    assert harness.rows.refused == {refused}
+    for _ in range(2):  # the token pays it nothing yet
+        await harness.claims.run_once()
+    await harness.networks.refresh()
+    assert (harness.sent_count, harness.networks.is_paid_out(*refused)) == (1, False)
+    assert harness.networks.is_paid_out(CHAIN, FIRST, TOKEN)
     harness.chain.unblock_owner(CHAIN, TOKEN, SECOND)
-    harness.rows.owed[keys[1]] = 2 * DUE
+    for _ in range(3):
+        await harness.claims.run_once()
+    await harness.networks.refresh()
+    assert (harness.paid(FIRST), harness.paid(SECOND)) == (DUE, DUE)
+    assert (harness.sent_count, harness.rows.claims, harness.rows.refused) == (2, {}, set())
+    assert harness.networks.is_paid_out(*refused)
+
+
+async def test_a_settle_that_is_not_mined_is_sent_once(harness: Harness) -> None:
+    harness.add(make_payer(1), DUE, deposit=2_000_000)
+    harness.chain.block_owner(CHAIN, TOKEN, FIRST)
     await harness.claims.run_once()
-    assert (harness.paid(FIRST), harness.paid(SECOND)) == (DUE, 2 * DUE)
+    harness.chain.unblock_owner(CHAIN, TOKEN, FIRST)
+    harness.chain.is_automining = False
+    for _ in range(3):
+        await harness.claims.run_once()
+    assert (harness.sent_count, len(harness.rows.claims)) == (2, 1)
+    harness.chain.mine_sent(CHAIN)
+    await harness.claims.run_once()
+    assert (harness.paid(FIRST), harness.rows.claims, harness.rows.refused) == (DUE, {}, set())
+
+
+async def test_a_receiver_whom_a_stranger_has_settled_needs_no_settle(harness: Harness) -> None:
+    harness.add(make_payer(1), DUE, deposit=2_000_000)
+    harness.chain.block_owner(CHAIN, TOKEN, FIRST)
+    await harness.claims.run_once()
+    harness.chain.unblock_owner(CHAIN, TOKEN, FIRST)
+    harness.chain.call_channels(CHAIN, contract.encode_settle(receiver=FIRST, token=TOKEN))
+    await harness.claims.run_once()
+    assert (harness.sent_count, harness.rows.refused) == (1, set())
 
 
 @pytest.mark.parametrize("fault", ["contracts", "chain", "claim"])

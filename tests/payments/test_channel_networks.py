@@ -13,7 +13,7 @@ from tollway.chain import channel_contract as contract
 from tollway.chain.networks import ChainRules
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId
-from tollway.ledger.channels import ChannelFacts
+from tollway.ledger.channels import ChannelFacts, Receiver
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.channel_networks import LOOK_DIVISOR, ChannelNetworks, make_channel_rules
 from tollway.payments.channel_terms import ChannelRules
@@ -44,8 +44,12 @@ class Harness:
             gas_budget=nothing,
             limits=DEFAULT_LIMITS,
             read_look_ms=self._read_look_ms,
+            list_refused=self._list_refused,
             now_ms=lambda: self.now_ms,
         )
+
+    async def _list_refused(self) -> frozenset[Receiver]:
+        return frozenset()
 
     async def _read_look_ms(self, chain_id: ChainId) -> int | None:
         if isinstance(self.looked_ms, Exception):

@@ -12,7 +12,7 @@ from tollway.chain import channel_contract as contract
 from tollway.chain.networks import PRESETS
 from tollway.errors import ChainUnavailable
 from tollway.ids import ChainId, ChannelId
-from tollway.ledger.channels import Channel, ChannelFacts, ChannelState
+from tollway.ledger.channels import Channel, ChannelFacts, ChannelState, Receiver
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_terms import ChannelRules
@@ -114,11 +114,15 @@ class Harness:
             gas_budget=nothing,
             limits=DEFAULT_LIMITS,
             read_look_ms=self._read_look_ms,
+            list_refused=self._list_refused,
             now_ms=lambda: self.now_ms,
         )
         self.watch = ChannelWatch(
             ledger=ledger, chains=chains, networks=self.networks, rules=RULES, now_ms=lambda: self.now_ms
         )
+
+    async def _list_refused(self) -> frozenset[Receiver]:
+        return frozenset()
 
     async def _read_look_ms(self, chain_id: ChainId) -> int | None:
         return self.rows.looks[-1] if self.rows.looks else None

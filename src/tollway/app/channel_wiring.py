@@ -62,6 +62,7 @@ class ChannelServices:
             gas_budget=gas_budget,
             limits=limits,
             read_look_ms=parts.ledger.read_look_ms,
+            list_refused=parts.ledger.list_refused,
             now_ms=now_ms,
         )
         self._watch = ChannelWatch(

@@ -143,6 +143,10 @@ class ChannelChains(Protocol):
         """Whether the contracts of channels are there, and withdrawals are in sight of this gateway."""
         ...
 
+    def is_paid_out(self, chain_id: ChainId, receiver: Address, token: Address) -> bool:
+        """Whether the contract can pay this receiver."""
+        ...
+
 
 class ChannelRail:
     """The rail of channels. One per process; safe to use from many tasks at once."""
@@ -210,6 +214,9 @@ class ChannelRail:
         gas_price_wei: int,
     ) -> PaymentRequirement | None:
         units = operation_price.price.units_in(asset)
+        assert asset.token is not None  # `has_channels`
+        if not self.chains.is_paid_out(asset.chain_id, operation_price.terms.pay_to, asset.token):
+            return None
         if units > rules.unclaimed_max_units(asset):
             return None
         deposit_min = find_deposit_min(
@@ -413,6 +420,8 @@ class ChannelPayment(CallPayment):
             return explain_channel(ChannelReason.VOUCHER_SIGNATURE, _DELEGATED)
         if not is_signed_by_payer(proof):
             return explain_channel(ChannelReason.VOUCHER_SIGNATURE)
+        if not rail.chains.is_paid_out(self.chain_id, config.receiver, config.token):
+            return UNPAID
         self.asset, self.currency, self.payer = asset, asset.symbol, config.payer
         return None
 
@@ -863,6 +872,13 @@ DRAINING = Problem(
     detail="This channel is from before a restore of the gateway's database, or a refund of it has failed. The gateway claims what its calls owe; ask for the rest at the refund URL of the "
     "channel, and pay with another option of the terms.",
     reason="channel_draining",
+    retry_after_s=60,
+    payment_state="none",
+)
+UNPAID = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="The token refuses to pay the receiver of this channel now, so the channel takes no call. Pay with another option of the terms.",
+    reason="receiver_refused",
     retry_after_s=60,
     payment_state="none",
 )

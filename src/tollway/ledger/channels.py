@@ -25,13 +25,21 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tollway.chain.channel_contract import ChannelConfig
-from tollway.ids import CallId, ChainId, ChannelId
+from tollway.ids import Address, CallId, ChainId, ChannelId
 from tollway.ledger.records import CallState
 
 
 class ChannelName(NamedTuple):
     chain_id: ChainId
     channel_id: ChannelId
+
+
+class Receiver(NamedTuple):
+    """What one settle pays out: a receiver and a token."""
+
+    chain_id: ChainId
+    receiver: Address
+    token: Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,16 +300,17 @@ def store_voucher(vouchers: Vouchers, new: Voucher, *, announced: int) -> Vouche
 
 def claimable_units(channel: Channel, *, open_units: int) -> tuple[int, Voucher] | None:
     """What a claim may show of the channel: the cumulative sum, and the voucher that covers it; None where there is nothing to claim. `open_units`: the
-    maxima of calls whose end is not known."""
-    covered = [
-        one
-        for one in (channel.spent, channel.waiting, channel.candidate)
-        if one is not None and one.ceiling <= channel.announced
-    ]
-    if not covered:
+    maxima of calls whose end is not known. A channel that takes no call any more may show a voucher that is not announced, where no other one covers the sum."""
+    known = [one for one in (channel.spent, channel.waiting, channel.candidate) if one is not None]
+    shown = [one for one in known if one.ceiling <= channel.announced]
+    owed_units = channel.taken_units - open_units
+    if channel.state is not ChannelState.OPEN and channel.reserved_call is None:
+        covering = sorted((one for one in known if one.ceiling >= owed_units), key=lambda one: one.ceiling)
+        shown = shown if any(one in shown for one in covering) else [*shown, *covering[:1]]
+    if not shown:
         return None
-    voucher = max(covered, key=lambda one: one.ceiling)
-    total = min(channel.taken_units - open_units, voucher.ceiling)
+    voucher = max(shown, key=lambda one: one.ceiling)
+    total = min(owed_units, voucher.ceiling)
     return (total, voucher) if total > channel.facts.total_claimed else None
 
 
@@ -338,7 +347,7 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenClaim:
-    """A claim of channels whose transaction is stored. `id`: in place of a call in the attempts of the transaction. `is_refund`: it also pays the rest of its one
+    """A claim of channels whose transaction is stored; one without rows settles receivers alone. `id`: in place of a call in the attempts of the transaction. `is_refund`: it also pays the rest of its one
     channel back to the payer, and has the channel until it ends, so that no call takes from what leaves."""
 
     id: CallId

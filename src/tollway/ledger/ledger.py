@@ -30,6 +30,7 @@ from tollway.ledger.channels import (
     ChannelRefusal,
     ClaimableChannel,
     OpenClaim,
+    Receiver,
 )
 from tollway.ledger.records import (
     Authorization,
@@ -657,6 +658,16 @@ class ChannelClaimLedger(Protocol):
     async def read_look_ms(self, chain_id: ChainId) -> int | None: ...
 
     async def find_activity(self, key: int) -> ChannelActivity: ...
+
+    async def mark_refused(self, receiver: Receiver, *, now_ms: int) -> None:
+        """Records that the settle of a receiver fails. Its channels take no call meanwhile."""
+        ...
+
+    async def clear_refused(self, receiver: Receiver) -> None: ...
+
+    async def list_refused(self) -> frozenset[Receiver]:
+        """The receivers of all networks whose settle fails."""
+        ...
 
     async def mark_unused(self, key: int, since_ms: int | None) -> None:
         """Records since when no listing can use a channel; None: one can."""

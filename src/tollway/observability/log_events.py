@@ -141,7 +141,7 @@ _CHANNELS = (
     _row("channel_claims_unseen", "warning", "network detail", "A round of claims could not reach its chain; the next one tries again.", "runbook ChainUnavailable"),
     _row("channel_claim_sent", "info", "claim network channels transaction", "A transaction that claims channels was stored and sent."),
     _row("channel_claim_refused", "warning", "channel units", "The claim of a channel fails in simulation; the channel is left out and read again.", "read the channel on its chain when it repeats"),
-    _row("channel_settle_refused", "warning", "receiver token", "The token refuses to pay a receiver; his money stays claimed.", "tell the provider: his wallet cannot receive this token"),
+    _row("channel_settle_refused", "warning", "receiver token", "The token refuses to pay a receiver; its money stays claimed, and its channels take no call until it is settled.", "tell the provider: his wallet cannot receive this token"),
     _row("channel_claim_ended", "info", "claim is_mined", "A claim is mined, or can never be."),
     _row("channel_unused", "info", "channel network is_unused", "No listing can use a channel any more, or one can again. A day later the gateway claims it and refunds the rest."),
     _row("channel_refund_refused", "warning", "channel network reason", "The gateway could not refund a channel that no listing can use; it tries again.", "read the channel on its chain when it repeats"),

@@ -5,8 +5,8 @@ claimed already. The ledger stores a claim with its transaction before any node 
 they buy nothing any more. A claim shows the sum that ended calls owe, never the ceiling of the voucher.
 
 One transaction claims many channels of many receivers, and settles each receiver and token once. A channel whose claim fails in simulation is left out
-and looked at again each round. A receiver whose settle fails is claimed for all the same: the next claim for this receiver settles both, and any account
-may call `settle` before it. Neither holds up another channel.
+and looked at again each round. A receiver whose settle fails is claimed for all the same, and its channels take no call until a later round settles it alone;
+any account may call `settle` before that. Neither holds up another channel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,9 @@ from tollway.chain.channel_contract import (
     ClaimRow,
     encode_claim,
     encode_multicall,
+    encode_receiver_totals,
     encode_settle,
+    parse_receiver_totals,
 )
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts, NotMined, SettlementChain
@@ -31,6 +33,7 @@ from tollway.ledger.channels import (
     ChannelState,
     ClaimableChannel,
     OpenClaim,
+    Receiver,
     StoredRow,
     Voucher,
 )
@@ -51,6 +54,8 @@ CLAIM_GAS, ROW_GAS, SETTLE_GAS = 60_000, 45_000, 120_000
 """The gas limit of a claim: of the transaction, of each channel, and of each settle. An estimate against a node that lags would see the path without money."""
 COST_GAS = 105_000
 """What claiming and settling one channel costs, alone: measured on the sandbox's chain."""
+SETTLE_COST_GAS = 65_000
+"""What settling one receiver costs, alone."""
 COST_FACTOR = 10
 """A channel is claimed once it has this many times the cost of its claim."""
 OLD_AFTER_MS = 86_400_000
@@ -134,6 +139,7 @@ class ChannelClaims:
             await self.finish(claim)
         if not self._networks.is_deployed(chain_id):
             return
+        await self._settle_refused(chain_id, rules)
         found = await self._ledger.list_claimable(chain_id, limit=CHANNELS_MAX)
         gas_price_wei = self._networks.gas_price_wei(chain_id)
         if not found or gas_price_wei is None:
@@ -165,10 +171,11 @@ class ChannelClaims:
         )
         return row if is_due else None
 
-    def _find_asset(self, channel: Channel) -> Asset | None:
-        rules = self._rules.get(channel.chain_id)
+    def _find_asset(self, one: Channel | Receiver) -> Asset | None:
+        token = one.token if isinstance(one, Receiver) else one.config.token
+        rules = self._rules.get(one.chain_id)
         assets = () if rules is None else rules.assets
-        return next((asset for asset in assets if asset.token == channel.config.token), None)
+        return next((asset for asset in assets if asset.token == token), None)
 
     # ---- Simulate, sign, store, send.
 
@@ -196,6 +203,47 @@ class ChannelClaims:
             gas=CLAIM_GAS + ROW_GAS * len(passing) + SETTLE_GAS * len(settled),
             sequence=sequence,
         )
+
+    async def _settle_refused(self, chain_id: ChainId, rules: ChannelRules) -> None:
+        """Settles the receivers alone whose settle failed before and would succeed now. One that has nothing left to settle, or less than its gas, may be paid over channels
+        again."""
+        refused = [one for one in await self._ledger.list_refused() if one.chain_id == chain_id]
+        gas_price_wei = self._networks.gas_price_wei(chain_id)
+        if not refused or gas_price_wei is None:
+            return
+        if any(not claim.rows for claim in await self._ledger.list_open_claims(chain_id)):
+            return
+        due = []
+        for one in sorted(refused):
+            calldata = encode_settle(receiver=one.receiver, token=one.token)
+            if await self.simulate(chain_id, calldata):
+                asset = self._find_asset(one)
+                cost = 1 if asset is None else max(1, rules.gas_units(asset, SETTLE_COST_GAS, gas_price_wei))
+                if await self._count_unsettled(one) >= cost:
+                    due.append(calldata)
+                else:
+                    await self._ledger.clear_refused(one)
+        sequence = self._gas_budget.choose_sequence(chain_id, is_claimed=True)
+        if due and sequence is not None:
+            due = due[:ROWS_MAX]
+            claim = self.make_claim(chain_id, [])
+            await self.send(claim, due, gas=CLAIM_GAS + SETTLE_GAS * len(due), sequence=sequence)
+
+    async def _count_unsettled(self, receiver: Receiver) -> int:
+        """What the contract has claimed for a receiver and not paid out. Raises ChainUnavailable."""
+        result = await self._chains.call_contract(
+            receiver.chain_id,
+            to=SETTLEMENT_CONTRACT,
+            calldata=encode_receiver_totals(receiver=receiver.receiver, token=receiver.token),
+            gas=CLAIM_GAS,
+            bytes_max=64,
+            deadline_s=self._limits.rpc_deadline_s,
+        )
+        try:
+            claimed, settled = parse_receiver_totals(result.payload)
+        except ValueError:
+            raise ChainUnavailable("the totals of a receiver are unreadable") from None
+        return claimed - settled
 
     async def send(
         self, claim: OpenClaim, calls: Sequence[bytes], *, gas: int, sequence: NonceSequence
@@ -277,6 +325,7 @@ class ChannelClaims:
         passes = await self.simulate(chain_id, encode_multicall(calls))
         if not passes:
             _log.warning("channel_settle_refused", receiver=str(pair[0]), token=str(pair[1]))
+            await self._ledger.mark_refused(Receiver(chain_id, *pair), now_ms=self._now_ms())
         return passes
 
     async def simulate(self, chain_id: ChainId, calldata: bytes) -> bool:

@@ -9,7 +9,7 @@ from tollway.chain.networks import ChainRules
 from tollway.chain.port import SettlementChain
 from tollway.errors import ChainUnavailable
 from tollway.ids import Address, ChainId, ChannelId, format_network
-from tollway.ledger.channels import ChannelFacts
+from tollway.ledger.channels import ChannelFacts, Receiver
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.channel_terms import DEPOSIT_MAX, ChannelRules, one_coin
@@ -40,7 +40,8 @@ def make_channel_rules(
 
 
 class ChannelNetworks:
-    """Used from one event loop. `refresh` must run as a background task. `read_look_ms`: when the channels of a network were looked at last (`payments.channel_watch`)."""
+    """Used from one event loop. `refresh` must run as a background task. `read_look_ms`: when the channels of a network were looked at last (`payments.channel_watch`).
+    `list_refused`: the receivers whose settle fails (`payments.channel_claims`)."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class ChannelNetworks:
         gas_budget: GasBudget,
         limits: Limits,
         read_look_ms: Callable[[ChainId], Awaitable[int | None]],
+        list_refused: Callable[[], Awaitable[frozenset[Receiver]]],
         now_ms: Callable[[], int],
     ) -> None:
         self._chains = chains
@@ -59,11 +61,13 @@ class ChannelNetworks:
         self._limits = limits
         self._gas_budget = gas_budget
         self._read_look_ms = read_look_ms
+        self._list_refused = list_refused
         self._now_ms = now_ms
         self.authorizers: tuple[Address, ...] = ()
         """The addresses whose channels take calls, the one that a 402 names first. `app.channel_wiring` sets them."""
         self._deployed: set[ChainId] = set()
         self._looked_ms: dict[ChainId, int | None] = {}
+        self._refused: frozenset[Receiver] = frozenset()
 
     async def refresh(self) -> None:
         """Looks for the contracts, until they are seen: a contract at these addresses never changes. Reads when the channels were looked at."""
@@ -72,6 +76,7 @@ class ChannelNetworks:
                 await self._find_contracts(chain_id)
         for chain_id in self.rules:
             self._looked_ms[chain_id] = await self._read_look_ms(chain_id)
+        self._refused = await self._list_refused()
 
     async def _find_contracts(self, chain_id: ChainId) -> None:
         try:
@@ -94,6 +99,10 @@ class ChannelNetworks:
             return False
         fresh_ms = self.rules[chain_id].withdraw_delay * 1000 // LOOK_DIVISOR
         return self._now_ms() - looked_ms <= fresh_ms
+
+    def is_paid_out(self, chain_id: ChainId, receiver: Address, token: Address) -> bool:
+        """Whether the contract can pay this receiver, as far as is known. Where it cannot, its channels take no call."""
+        return Receiver(chain_id, receiver, token) not in self._refused
 
     def gas_price_wei(self, chain_id: ChainId) -> int | None:
         fees = self._gas_budget.latest_fees(chain_id)

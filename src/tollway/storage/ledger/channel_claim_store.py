@@ -4,15 +4,16 @@ publishes the vouchers."""
 from dataclasses import replace
 from functools import partial
 
-from sqlalchemy import ColumnElement, Connection, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, or_, select, update
 
-from tollway.ids import CallId, ChainId
+from tollway.ids import Address, CallId, ChainId
 from tollway.ledger.channels import (
     Channel,
     ChannelActivity,
     ChannelState,
     ClaimableChannel,
     OpenClaim,
+    Receiver,
     StoredRow,
     Voucher,
     claimable_units,
@@ -35,6 +36,7 @@ from tollway.storage.ledger.ledger_tables import (
     channel_claim_row_table,
     channel_claim_table,
     channel_look_table,
+    channel_refused_table,
     channel_table,
     payment_table,
     restore_table,
@@ -85,6 +87,34 @@ class ChannelClaimStore(ChannelStore):
 
     async def find_activity(self, key: int) -> ChannelActivity:
         return await self._database.read(partial(_find_activity, key=key))
+
+    async def mark_refused(self, receiver: Receiver, *, now_ms: int) -> None:
+        def work(connection: Connection) -> None:
+            fresh = insert_for(connection, channel_refused_table).on_conflict_do_nothing()
+            connection.execute(fresh, {**receiver._asdict(), "refused_ms": now_ms})
+
+        await self._database.write(work)
+
+    async def clear_refused(self, receiver: Receiver) -> None:
+        columns = channel_refused_table.c
+        gone = delete(channel_refused_table).where(
+            columns.chain_id == receiver.chain_id,
+            columns.receiver == receiver.receiver,
+            columns.token == receiver.token,
+        )
+        await self._database.write(lambda connection: connection.execute(gone) and None)
+
+    async def list_refused(self) -> frozenset[Receiver]:
+        columns = channel_refused_table.c
+        query = select(columns.chain_id, columns.receiver, columns.token)
+
+        def work(connection: Connection) -> frozenset[Receiver]:
+            return frozenset(
+                Receiver(ChainId(row.chain_id), Address(row.receiver), Address(row.token))
+                for row in connection.execute(query)
+            )
+
+        return await self._database.read(work)
 
     async def mark_unused(self, key: int, since_ms: int | None) -> None:
         marked = update(channel_table).where(channel_table.c.key == key).values(unused_since_ms=since_ms)
@@ -211,7 +241,7 @@ def _add_claim(
     locked_rows.channels.load(keys)
     # Under the locks of the payments no other claim takes these channels.
     busy = select(channel_table.c.key).where(channel_table.c.key.in_(keys), _is_in_open_claim())
-    if connection.execute(busy.limit(1)).first() is not None:
+    if keys and connection.execute(busy.limit(1)).first() is not None:
         return False
     if claim.is_refund and not all(
         _may_be_refunded(locked_rows.channels.find(row.channel_key), row) for row in claim.rows
@@ -241,19 +271,18 @@ def _add_claim(
             "created_ms": claim.created_ms,
         },
     )
-    connection.execute(
-        insert(channel_claim_row_table),
-        [
-            {
-                "claim_id": claim.id,
-                "channel_id": row.channel_key,
-                "ceiling": row.voucher.ceiling,
-                "signature": row.voucher.signature,
-                "total": row.total,
-            }
-            for row in claim.rows
-        ],
-    )
+    stored = [
+        {
+            "claim_id": claim.id,
+            "channel_id": row.channel_key,
+            "ceiling": row.voucher.ceiling,
+            "signature": row.voucher.signature,
+            "total": row.total,
+        }
+        for row in claim.rows
+    ]
+    if stored:
+        connection.execute(insert(channel_claim_row_table), stored)
     write_attempts(connection, [attempt])
     return True
 
@@ -276,19 +305,21 @@ def _list_open_claims(connection: Connection, *, chain_id: ChainId) -> tuple[Ope
             rows.signature,
             rows.total,
         )
-        .join(channel_claim_row_table, rows.claim_id == claims.id)
+        .outerjoin(channel_claim_row_table, rows.claim_id == claims.id)
         .where(claims.chain_id == chain_id, claims.ended_ms.is_(None))
         .order_by(claims.created_ms, claims.id, rows.channel_id)
     )
     found: dict[CallId, OpenClaim] = {}
     for row in connection.execute(query):
-        voucher = Voucher(ceiling=row.ceiling, signature=bytes(row.signature))
-        stored = StoredRow(channel_key=row.channel_id, voucher=voucher, total=row.total)
+        stored: tuple[StoredRow, ...] = ()
+        if row.channel_id is not None:
+            voucher = Voucher(ceiling=row.ceiling, signature=bytes(row.signature))
+            stored = (StoredRow(channel_key=row.channel_id, voucher=voucher, total=row.total),)
         known = found.get(CallId(row.id))
         found[CallId(row.id)] = OpenClaim(
             id=CallId(row.id),
             chain_id=chain_id,
-            rows=(*(() if known is None else known.rows), stored),
+            rows=(*(() if known is None else known.rows), *stored),
             created_ms=row.created_ms,
             is_refund=bool(row.is_refund),
         )

@@ -432,6 +432,16 @@ channel_claim_row_table = Table(
     Index("ix_channel_claim_row_channel", "channel_id"),
 )
 
+channel_refused_table = Table(
+    "channel_refused",
+    metadata,
+    Column("chain_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("receiver", LargeBinary(20), primary_key=True),
+    Column("token", LargeBinary(20), primary_key=True),
+    Column("refused_ms", BigInteger, nullable=False),
+)
+"""One row for each receiver whose settle fails in simulation: the token pays it nothing. The row goes when nothing is left to settle."""
+
 channel_look_table = Table(
     "channel_look",
     metadata,

@@ -107,6 +107,14 @@ CREATE TABLE channel_look (
   CONSTRAINT pk_channel_look PRIMARY KEY (chain_id)
 );
 
+CREATE TABLE channel_refused (
+  chain_id BIGINT NOT NULL,
+  receiver BYTEA NOT NULL,
+  token BYTEA NOT NULL,
+  refused_ms BIGINT NOT NULL,
+  CONSTRAINT pk_channel_refused PRIMARY KEY (chain_id, receiver, token)
+);
+
 CREATE TABLE creation_key (
   wallet BYTEA NOT NULL,
   idempotency_key VARCHAR(255) NOT NULL,
