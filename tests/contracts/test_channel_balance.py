@@ -321,6 +321,23 @@ async def test_a_metered_call_with_a_deposit_takes_what_it_used(ledger: Any) -> 
     await assert_balanced(ledger)
 
 
+@pytest.mark.parametrize("is_mined", [True, False])
+async def test_a_price_that_is_known_at_the_head_is_taken_from_the_deposit(
+    ledger: Any, is_mined: bool
+) -> None:
+    channel = await open_channel(ledger, 5)
+    claim = await open_deposit(ledger, channel, price_units=20, price="0.00002", metering=METERING)
+    await settle(ledger, claim, None, is_metered=True, usage=usage_of(5))
+    if is_mined:
+        assert await conclude(ledger, claim) is CallState.CONSUMED
+    else:
+        assert await conclude(ledger, claim, transfer=None) is CallState.RELEASED
+    assert numbers_of(await reread(ledger, channel)) == ((505, 8, 8) if is_mined else (5, 0, 0))
+    record = await ledger.find_call(claim.call_id)
+    assert record.actual_units == (8 if is_mined else None)
+    await assert_balanced(ledger)
+
+
 # Reorganisations of the deposit
 
 

@@ -493,6 +493,19 @@ async def test_a_repeat_of_a_cut_response_announces_nothing(ledger: Any) -> None
     await assert_balanced(ledger)
 
 
+async def test_a_keyed_call_announces_the_price_that_is_known_at_its_head(ledger: Any) -> None:
+    """Its response is not delivered yet, so its end comes later."""
+    channel = await open_channel(ledger)
+    claim = await open_call(ledger, channel, 20, price="0.00002", metering=METERING, idempotency_key="k")
+    closed = await end_call(ledger, claim, is_metered=True, usage=usage_of(5))
+    assert (closed.announced, closed.remaining_units) == (8, 992)
+    ledger.finish(finish_of(claim, usage=usage_of(5)))
+    await wait_finished(ledger, claim.call_id)
+    found = await reread(ledger, channel)
+    assert (found.taken_units, found.announced) == (8, 8)
+    await assert_balanced(ledger)
+
+
 # Commits
 
 

@@ -296,17 +296,21 @@ async def test_a_metered_call_charges_at_its_head_what_its_answer_has_used(gatew
     assert (await caller.spend(PRICE + 1_700 + PRICE)).status == 200
 
 
-async def test_a_metered_call_with_a_deposit_charges_its_maximum_and_the_next_call_less(
-    gateway: ChannelSales,
+@pytest.mark.parametrize("headers", [(), (KEY,)], ids=["plain", "keyed"])
+async def test_a_metered_call_with_a_deposit_or_a_key_charges_what_it_used(
+    gateway: ChannelSales, headers: tuple[tuple[str, str], ...]
 ) -> None:
     await gateway.publish(metering=make_metering(TOTAL_TOKENS))
     caller = ChannelCaller.funded(gateway, FUNDS)
     gateway.upstream.answer = plain(used(70), headers=("Content-Type: application/json",))
-    first = await caller.open(DEPOSIT, ceiling=PRICE)
-    assert read_response(first)["extra"]["chargedAmount"] == str(PRICE)
-    assert await charged_units(caller) == (PRICE, 8_000)
-    second = await caller.spend(2 * PRICE)
-    assert read_response(second)["extra"]["chargedAmount"] == "6000"
+    payload = caller.signer.deposit(DEPOSIT, ceiling=PRICE)
+    first = await caller.pay(payload, *headers)
+    assert first.headers["tollway-price"] == "0.008 USDC"
+    assert read_response(first)["extra"]["chargedAmount"] == "8000"
+    assert await charged_units(caller) == (8_000, 8_000)
+    other = [(name, value + "-2") for name, value in headers]
+    second = await caller.spend(8_000 + PRICE, *other)
+    assert read_response(second)["extra"]["chargedAmount"] == "8000"
     assert await charged_units(caller) == (16_000, 16_000)
 
 

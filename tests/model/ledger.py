@@ -214,6 +214,8 @@ class MemoryLedger(MemoryFinality):
             call.completed_ms = self._now_ms()
         if goes_back and call.cut == "repeated" and call.attempts < self._limits.attempts_max:
             call.cut = "cut"
+        if close.usage is not None and close.after is CallState.CONSUMED and call.is_unmeasured:
+            self._measure(call, close.usage)
         if close.finish is not None:
             self.finish(close.finish)
         if before is not None:

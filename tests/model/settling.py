@@ -124,6 +124,9 @@ class MemorySettling(MemoryChannels):
             taken = take_nonce(self._rows, attempt)
             if taken is not None:
                 return taken
+        if close.known_usage is not None and call.quantities == "":
+            call.actual_units = close.known_usage.actual_units
+            call.quantities = close.known_usage.quantities
         self._move(call, CallState.SETTLING)
         call.close, call.error = close, close.error
         if digest is not None:
@@ -178,6 +181,9 @@ class MemorySettling(MemoryChannels):
             digest=call.claim.digest,
             runs_left=self._limits.attempts_max - call.attempts,
         )
+        is_bought = transfer is not None and ending is not SettlementEnd.CREDIT
+        if not is_bought and call.actual_units is not None:
+            call.actual_units, call.quantities = None, ""
         if transfer is None:
             self._move(call, CallState.RELEASED)
         else:
@@ -276,7 +282,7 @@ class MemorySettling(MemoryChannels):
         if name is None:
             return call.claim.price_units
         channel = self._channel(name)
-        return min(call.claim.price_units, max(0, channel.balance_units - channel.taken_units))
+        return min(call.price_units, max(0, channel.balance_units - channel.taken_units))
 
     def _check_sum(self, call: MemoryCall, transfer: SettledTransfer) -> None:
         """Raises `StorageUnavailable` where the payment would be worth more than 2^63 - 1."""

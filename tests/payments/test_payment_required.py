@@ -19,6 +19,7 @@ from tests.kit.payer import (
 from tollway.discovery.bazaar import describe_call
 from tollway.ids import Address, ChainId, TxHash
 from tollway.ledger.records import Dialect
+from tollway.money import Asset
 from tollway.payments.payment_required import (
     ERROR,
     REQUIRED_BYTES_MAX,
@@ -29,7 +30,7 @@ from tollway.payments.payment_required import (
     encode_receipt,
 )
 from tollway.payments.payment_required import URL as URL_HOLE
-from tollway.payments.pricing import PaymentRequirement
+from tollway.payments.pricing import ChannelOffer, PaymentRequirement
 from tollway.payments.wire import encode_json
 from tollway.payments.x402 import PAYMENT_IDENTIFIER_EXTENSION, Resource
 
@@ -163,6 +164,41 @@ def test_the_least_important_parts_are_dropped_first() -> None:
         assert list(step) == sorted(step, reverse=True), "a later thing went before an earlier one"
     assert seen[-1] == (True, True, True, True)
     assert [accepted["network"] for accepted in shrunk(29)["accepts"]][:2] == ["eip155:1000", "eip155:1001"]
+
+
+def channel_in(asset: Asset) -> PaymentRequirement:
+    offer = ChannelOffer(authorizer=Address(b"\x0a" * 20), withdraw_delay=900, deposit_min=1_000_000)
+    return replace(requirement_of(asset), channel=offer)
+
+
+def test_single_authorisations_of_further_networks_go_before_channels() -> None:
+    other = replace(USDC, token=Address(b"\x77" * 20))
+    further = [elsewhere(1_000 + number) for number in range(12)]
+    form = ask(
+        requirement_of(),
+        requirement_of(other),
+        *further,
+        channel_in(USDC),
+        channel_in(replace(USDC, chain_id=ChainId(1_000))),
+        resource=LONG,
+    )
+
+    def list_offers(url: str) -> list[tuple[str, str, str]]:
+        accepts = required_of(form, url)["accepts"]
+        return [(one["scheme"], one["network"], one["asset"]) for one in accepts]
+
+    home, token = "eip155:84532", str(USDC.token)
+    channels = [("batch-settlement", home, token), ("batch-settlement", "eip155:1000", token)]
+    singles = [("exact", home, token), ("exact", home, str(other.token))]
+    found = [list_offers(URL + "x" * length) for length in range(0, 2_600, 20)]
+    for offers in found:
+        kept = [one for one in offers if one[0] == "exact" and one[1] != home]
+        assert offers == [*singles, *kept, *channels] or not kept, offers
+        assert offers[0] == singles[0]
+        assert offers[-2:] == channels or offers in ([singles[0], channels[0]], [singles[0]]), offers
+    assert [*singles, *channels] in found
+    assert [singles[0], *channels] in found
+    assert [singles[0], channels[0]] in found
 
 
 def test_the_query_is_dropped_last() -> None:

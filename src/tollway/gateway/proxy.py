@@ -352,6 +352,7 @@ class Proxy:
             finish=None
             if body is None
             else build_finish(payment, Delivery.COMPLETE, len(body), now_ms=now_ms, usage=usage),
+            usage=usage,
             is_metered=meter is not None,
         )
         try:
@@ -420,6 +421,7 @@ class Proxy:
         upstream_status: int | None = None,
         upstream_ms: int | None = None,
         finish: Finish | None = None,
+        usage: Usage | None = None,
         is_metered: bool = False,
     ) -> Close:
         if upstream_ms is not None:
@@ -435,6 +437,7 @@ class Proxy:
             upstream_latency_ms=upstream_ms,
             error=error,
             finish=finish,
+            usage=usage,
             is_metered=is_metered,
             provider=payment.route.entry.listing.provider,
             payer=payment.payer,

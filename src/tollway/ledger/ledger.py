@@ -376,7 +376,7 @@ class Close:
     """The move out of `forwarding`: to `consumed`, `released` or `unknown`; with `Ledger.settle` to `settling`.
 
     `consumed` without an upstream status: the repeat of a consumed call was not sent completely, and the results of its first run stay
-    written. `finish`: given where the whole body arrived before the close; one write has both. `is_metered`: the end of the body decides the price of the call. `provider`, `payer`: of the call, for the events of
+    written. `finish`: given where the whole body arrived before the close; one write has both. `usage`: of a metered call, where it is known at the head. `is_metered`: the end of the body decides the price of the call. `provider`, `payer`: of the call, for the events of
     webhooks.
     """
 
@@ -389,9 +389,14 @@ class Close:
     upstream_latency_ms: int | None
     error: str | None
     finish: Finish | None = None
+    usage: Usage | None = None
     is_metered: bool = False
     provider: Address | None = None
     payer: Address | None = None
+
+    @property
+    def known_usage(self) -> Usage | None:
+        return self.usage if self.finish is None else self.finish.usage
 
 
 @per_call_record

@@ -166,8 +166,20 @@ def _shrink(draft: _PaymentRequiredDraft) -> Iterator[dict[str, Any]]:
     for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
         del extensions[name]
         yield draft.to_json()
-    for _ in draft.requirements[1:]:
-        yield (draft := replace(draft, requirements=draft.requirements[:-1])).to_json()
+    for gone in _list_dispensable(draft.requirements):
+        kept = [one for one in draft.requirements if one is not gone]
+        yield (draft := replace(draft, requirements=kept)).to_json()
+
+
+def _list_dispensable(requirements: Sequence[PaymentRequirement]) -> list[PaymentRequirement]:
+    """The requirements in the order in which they go, never the first one: the single authorisations of further networks, those in further tokens, channels last."""
+    first = requirements[0]
+    single = [one for one in reversed(requirements[1:]) if one.channel is None]
+    return [
+        *(one for one in single if one.asset.chain_id != first.asset.chain_id),
+        *(one for one in single if one.asset.chain_id == first.asset.chain_id),
+        *(one for one in reversed(requirements[1:]) if one.channel is not None),
+    ]
 
 
 def _encoded_bytes(raw_bytes: int) -> int:

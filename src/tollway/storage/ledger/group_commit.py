@@ -687,8 +687,8 @@ def _leaves_open(entry: Entry, outcome: Outcome) -> bool:
     if isinstance(entry, Settle):
         return isinstance(outcome, Closed | NonceUnavailable)
     if isinstance(entry, Close) and entry.is_metered:
-        has_usage = entry.finish is not None and entry.finish.usage is not None
-        return isinstance(outcome, Closed) and entry.after is CallState.CONSUMED and not has_usage
+        is_measured = entry.known_usage is not None
+        return isinstance(outcome, Closed) and entry.after is CallState.CONSUMED and not is_measured
     return isinstance(outcome, _GRANTS)
 
 

@@ -389,8 +389,8 @@ class LedgerBatch:
         if close.after is CallState.CONSUMED and close.upstream_status is None and may_run_again:
             # The repeat has brought no response either, so the call may run again.
             values["cut"] = "cut"
-        is_measured = call.is_unmeasured and close.after is CallState.CONSUMED and close.finish is not None
-        usage = close.finish.usage if is_measured and close.finish is not None else None
+        is_measured = call.is_unmeasured and close.after is CallState.CONSUMED
+        usage = close.known_usage if is_measured else None
         state = self._locked_rows.move(call, close.after, usage, moved_ms=self._now_ms, **values)
         return self._closed(call, state, moved_ms=self._now_ms)
 

@@ -31,7 +31,7 @@ from tollway.storage.ledger.gas_store import (
 )
 from tollway.storage.ledger.idempotency import has_stored_response
 from tollway.storage.ledger.ledger_tables import authorization_table, call_table, call_terms_table
-from tollway.storage.ledger.locked_rows import LockedCall, LockedRows
+from tollway.storage.ledger.locked_rows import LockedCall, LockedRows, usage_columns
 from tollway.storage.ledger.payments import (
     find_payment_id,
     insert_payment,
@@ -156,8 +156,13 @@ class BatchSettlement:
             taken = self._take_nonce(settle.attempt)
             if taken is not None:
                 return taken
-        digest = {} if settle.digest is None else {"digest": settle.digest}
-        self._locked_rows.move(call, CallState.SETTLING, moved_ms=moved_ms, **values, **digest)
+        if settle.digest is not None:
+            values["digest"] = settle.digest
+        usage = settle.close.known_usage if call.is_unmeasured else None
+        if usage is not None:
+            # Only a deposit pays a metered call: the call takes of it what it used.
+            values |= usage_columns(usage)
+        self._locked_rows.move(call, CallState.SETTLING, moved_ms=moved_ms, **values)
         return Closed(remaining_units=None)
 
     def conclude(self, conclude: Conclude, call: LockedCall | None, *, is_retry: bool) -> CallState | None:
@@ -188,6 +193,9 @@ class BatchSettlement:
         # The caller of a call that is not orphaned has waited for the settlement, too.
         if not conclude.is_orphaned:
             values["latency_ms"] = (call.latency_ms or 0) + max(0, conclude.now_ms - call.moved_ms)
+        is_bought = transfer is not None and end is not SettlementEnd.CREDIT
+        if not is_bought and call.actual_units is not None:
+            values |= {"actual_units": None, "quantities": ""}
         if transfer is None or authorization.payment_id is None:
             return self._locked_rows.move(call, CallState.RELEASED, moved_ms=conclude.now_ms, **values)
         if authorization.channel_key is not None:
