@@ -932,6 +932,76 @@ async def test_a_repeat_with_the_next_voucher_gets_the_stored_answer(
     assert (channel.candidate.ceiling, gateway.served) == (2 * PRICE, 2)
 
 
+@dataclass
+class StockSum:
+    """The sum of a stock client, as `@x402/evm` keeps it: it adds each charge, and writes nothing where the gateway names another sum."""
+
+    charged: int = 0
+
+    def read(self, answer: Exchange) -> None:
+        assert answer.status == 200
+        receipt = read_response(answer)
+        charged = self.charged + int(receipt["extra"]["chargedAmount"])
+        if receipt["success"] and receipt["extra"]["channelState"]["chargedCumulativeAmount"] == str(charged):
+            self.charged = charged
+
+
+@pytest.mark.parametrize("has_other_call", [False, True])
+@pytest.mark.parametrize("is_received", [False, True])
+async def test_a_stored_answer_carries_its_own_charge_and_keeps_the_sum_of_a_stock_client(
+    gateway: ChannelSales, opened: ChannelCaller, is_received: bool, has_other_call: bool
+) -> None:
+    client = StockSum(PRICE)
+    first = await opened.spend(client.charged + PRICE, KEY)
+    if is_received:
+        client.read(first)
+    if has_other_call:
+        if not is_received:  # the corrective 402 tells the client what the lost answer has charged
+            state = read_corrective(await opened.spend(client.charged + PRICE, target="/another"))["extra"]
+            client = StockSum(int(state["channelState"]["chargedCumulativeAmount"]))
+        client.read(await opened.spend(client.charged + PRICE, target="/another"))
+    again = await opened.spend(client.charged + PRICE, KEY)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert read_response(again) == read_response(first)
+    client.read(again)
+    assert (client.charged, client.charged) == await charged_units(opened)
+    assert (await opened.spend(client.charged + PRICE, target="/next")).status == 200
+
+
+async def test_a_stored_answer_of_a_metered_call_without_use_charges_nothing(gateway: ChannelSales) -> None:
+    await gateway.publish(metering=make_metering(TOTAL_TOKENS, base="0"))
+    caller = ChannelCaller.funded(gateway, FUNDS)
+    gateway.upstream.answer = plain(used(0), headers=("Content-Type: application/json",))
+    client = StockSum()
+    client.read(await caller.open(DEPOSIT, ceiling=PRICE))
+    for _ in range(2):
+        client.read(await caller.spend(PRICE, KEY))
+    assert client.charged == 0
+    assert (gateway.served, await charged_units(caller)) == (2, (0, 0))
+
+
+@pytest.mark.parametrize("tokens", [None, 70])
+async def test_a_stored_answer_whose_deposit_was_undecided_carries_its_charge(
+    gateway: ChannelSales, tokens: int | None
+) -> None:
+    charged = PRICE if tokens is None else 8_000
+    await gateway.publish(metering=None if tokens is None else make_metering(TOTAL_TOKENS))
+    if tokens is not None:
+        gateway.upstream.answer = plain(used(tokens), headers=("Content-Type: application/json",))
+    caller = ChannelCaller.funded(gateway, FUNDS)
+    gateway.stop_mining()
+    payload = caller.signer.deposit(DEPOSIT, ceiling=PRICE)
+    assert (await caller.pay(payload, KEY)).status == 503
+    await gateway.recover_chain()
+    client = StockSum()
+    for _ in range(2):
+        again = await caller.pay(payload, KEY)
+        assert again.headers["idempotency-replayed"] == "true"
+        client.read(again)
+    assert (client.charged, await charged_units(caller)) == (charged, (charged, charged))
+    assert (await caller.spend(client.charged + PRICE, target="/next")).status == 200
+
+
 async def test_a_public_voucher_opens_no_stored_answer(gateway: ChannelSales, opened: ChannelCaller) -> None:
     await opened.spend(2 * PRICE, KEY)
     edit_channel(opened, published=2 * PRICE)

@@ -51,6 +51,7 @@ from tollway.ledger.channels import (
     ChannelFull,
     ChannelState,
     Voucher,
+    announce_charge,
 )
 from tollway.ledger.ledger import (
     AuthorizationTaken,
@@ -809,6 +810,8 @@ class ChannelPayment(CallPayment):
                     problem=replace(problem, reason=reason, payment_state="released"), headers=[]
                 )
             case Undecided():
+                # The stored response is delivered only once the deposit is concluded, which charges this call.
+                self._channel = self._expect_charge(deposit)
                 response = await collect()
                 if response is not None and digest is not None and self.payer is not None:
                     await self._rail.idempotency.store_response(
@@ -823,6 +826,17 @@ class ChannelPayment(CallPayment):
                 return outcome
             case _:
                 assert_never(outcome)
+
+    def _expect_charge(self, deposit: _CheckedDeposit) -> Channel:
+        """The channel after the end of this call. No other call changes it before: this one has it."""
+        assert self._channel is not None  # verified
+        due_units = self.units if self.actual_units is None else self.actual_units
+        charged_units = self._channel.taken_units + self._channel.lacking_units + due_units
+        return replace(
+            self._channel,
+            announced=announce_charge(self._channel, taken_units=charged_units),
+            balance_units=self._channel.balance_units + deposit.authorization.base_units,
+        )
 
     async def _record_end(self, closed: Closed | Fenced) -> Closed | Fenced:
         """Reads the announced sum after the end of the call, for the headers."""
