@@ -75,6 +75,7 @@ class MemoryChain:
     `heights_read`: how many blocks were asked for their hash. `has_no_final_tag`: nodes know no `finalized` block.
 
     `barrier`: when it is set to an unset event, every look-up waits for it, so that a test can pile callers up.
+    `channels_lag`: how many blocks the node that is asked about a channel is behind.
     `is_automining`: what is sent is in the next block at once; otherwise `mine_sent` or `drop_sent` decides.
     `broadcasts`: every raw transaction that reached a node, in order. `loses_send_responses`: nodes take what is sent, and their
     answer is lost. `observer`: gets each request, as one of a node.
@@ -101,6 +102,7 @@ class MemoryChain:
         self.unconfirmed: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
         self._lone: set[ChainId] = set()
         self.is_automining = True
+        self.channels_lag = 0
         self.loses_send_responses = False
         self.broadcasts: list[bytes] = []
         self.resent: list[bytes] = []
@@ -430,8 +432,8 @@ class MemoryChain:
             raise ChainUnavailable(
                 f"No node of eip155:{chain_id} gave a usable response. Send the same request again after Retry-After."
             )
-        head = chain.blocks[-1]
-        state = chain.channel_book().state(channel)
+        head = chain.blocks[-1 - self.channels_lag]
+        state = chain.channel_book(height=head.number).state(channel)
         confirmed = chain.channel_book(height=max(0, head.number - confirmations + 1)).state(channel)
         return EscrowFacts(
             chain_id=chain_id,

@@ -396,6 +396,18 @@ async def test_a_mined_claim_ends_with_what_the_chain_says(harness: Harness) -> 
     assert harness.sent_count == 1
 
 
+async def test_a_claim_ends_once_a_node_has_seen_its_block(harness: Harness) -> None:
+    key = harness.add(make_payer(1), DUE, deposit=2_000_000)
+    await harness.claims.run_once()
+    harness.chain.channels_lag = 1
+    await harness.claims.run_once()
+    assert len(harness.rows.claims) == 1
+    harness.chain.channels_lag = 0
+    await harness.claims.run_once()
+    assert (harness.rows.claims, harness.rows.channels[key].facts.total_claimed) == ({}, DUE)
+    assert harness.sent_count == 1
+
+
 async def test_a_claim_that_is_not_mined_waits_and_its_channel_is_in_no_other(harness: Harness) -> None:
     harness.chain.is_automining = False
     payer = make_payer(1)

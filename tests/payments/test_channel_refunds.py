@@ -247,6 +247,30 @@ async def test_a_channel_keeps_its_refund_until_the_ledger_has_its_new_balance(
     assert (channel.balance_units, channel.reserved_call, await harness.list_open()) == (300, None, ())
 
 
+async def test_a_channel_keeps_its_refund_until_a_node_has_seen_its_block(harness: RefundHarness) -> None:
+    """A node that lags says the old balance, of which calls could buy."""
+    await harness.buy(300)
+
+    async def lag() -> None:
+        harness.chain.channels_lag = 1
+
+    harness.before_send(lag)
+    await harness.refund()
+    channel = await harness.read()
+    (claim,) = await harness.list_open()
+    assert (channel.balance_units, channel.reserved_call, harness.wallet_units) == (
+        DEPOSIT,
+        claim.id,
+        FUNDS - 300,
+    )
+    await harness.claims.run_once()
+    assert await harness.list_open() == (claim,)
+    harness.chain.channels_lag = 0
+    await harness.claims.run_once()
+    channel = await harness.read()
+    assert (channel.balance_units, channel.reserved_call, await harness.list_open()) == (300, None, ())
+
+
 async def test_a_channel_whose_deposit_is_young_is_not_refunded_yet(harness: RefundHarness) -> None:
     await harness.buy(300)
     facts = replace(

@@ -53,7 +53,7 @@ class Voucher:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelFacts:
     """A channel on its chain, at one block. `balance`: all deposits less refunds and withdrawals; claims do not lower it. `withdrawal_since_s`: unix
-    seconds of the begin of a pending withdrawal, 0 without one."""
+    seconds of the begin of a pending withdrawal, 0 without one. `seen_block`: the head of the node that said so, which the ledger does not keep."""
 
     balance: int
     total_claimed: int
@@ -61,6 +61,7 @@ class ChannelFacts:
     withdrawal_amount: int
     withdrawal_since_s: int
     block_number: int
+    seen_block: int = field(default=0, compare=False)
 
     def is_same_state(self, other: "ChannelFacts") -> bool:
         """Whether both say the same, at whichever blocks."""

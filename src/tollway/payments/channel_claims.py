@@ -30,6 +30,7 @@ from tollway.errors import ChainUnavailable
 from tollway.ids import Address, CallId, ChainId, ListingId, format_id, format_network
 from tollway.ledger.channels import (
     Channel,
+    ChannelFacts,
     ChannelState,
     ClaimableChannel,
     OpenClaim,
@@ -344,17 +345,26 @@ class ChannelClaims:
 
     async def finish(self, claim: OpenClaim) -> None:
         """Ends a claim whose transaction is mined, or can never be: the chain then says what was claimed. Another one waits; the replacer of
-        transactions sends it again. A refund has its channel until the ledger knows of its new balance: what the chain says at the depth of deposits may be older
+        transactions sends it again. A look at a node that has not seen the block of the transaction counts for nothing. A refund has its channel until the ledger knows of its new balance: what the chain says at the depth of deposits may be older
         than the last deposit that was counted."""
         attempts = await self._gas_ledger.attempts_of(claim.id)
         receipts = await self._chains.fetch_receipts(claim.chain_id, [one.tx_hash for one in attempts])
         mined = [one for one in attempts if isinstance(receipts.get(one.tx_hash), ChainFacts)]
         if not mined and not await self._is_passed(claim.chain_id, attempts):
             return
+        facts_of_mined = [facts for one in mined if isinstance(facts := receipts[one.tx_hash], ChainFacts)]
+        mined_block = max((facts.block_number for facts in facts_of_mined), default=0)
         for row in claim.rows:
             channel = await self._ledger.find_channel_by_key(row.channel_key)
-            is_current = channel is None or await self._renew(channel)
-            if claim.is_refund and not is_current:
+            if channel is None:
+                continue
+            seen = await self._fetch_facts(channel)
+            if seen is None:
+                continue
+            if seen.seen_block < mined_block:
+                return
+            renewed = await self._ledger.renew_channel(channel.key, seen, now_ms=self._now_ms())
+            if claim.is_refund and not renewed.facts.is_same_state(seen):
                 return
         for one in mined:
             facts = receipts[one.tx_hash]
@@ -375,14 +385,18 @@ class ChannelClaims:
                 return False
         return True
 
-    async def _renew(self, channel: Channel) -> bool:
-        """Whether the ledger has what the chain says now."""
+    async def _renew(self, channel: Channel) -> None:
+        """Writes what the chain says now."""
+        facts = await self._fetch_facts(channel)
+        if facts is not None:
+            await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
+
+    async def _fetch_facts(self, channel: Channel) -> ChannelFacts | None:
+        """None for a token that is not configured any more."""
         asset = self._find_asset(channel)
         if asset is None:
-            return True
-        facts = await self._networks.fetch_channel(channel.chain_id, channel.id, asset)
-        renewed = await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
-        return renewed.facts.is_same_state(facts)
+            return None
+        return await self._networks.fetch_channel(channel.chain_id, channel.id, asset)
 
 
 def _has_succeeded(facts: ChainFacts | NotMined) -> bool:

@@ -121,6 +121,7 @@ class ChannelNetworks:
             withdrawal_amount=state.withdrawal,
             withdrawal_since_s=state.withdrawal_initiated_at,
             block_number=max(0, found.head_number - depth + 1),
+            seen_block=found.head_number,
         )
 
     def count_deposit_blocks(self, chain_id: ChainId, asset: Asset) -> int:
