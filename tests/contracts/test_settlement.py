@@ -1,6 +1,7 @@
 """The contract of `Ledger` for settlements: from the charged response to the transfer."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from tests.kit.ledger_records import (
 )
 from tests.kit.ledger_steps import assert_balanced, conclude, open_authorized, pay, read_state, settle
 from tollway.errors import StorageUnavailable
-from tollway.ids import Address
+from tollway.ids import Address, ChainId
 from tollway.ledger.history import HistoryQuery, PaymentQuery
 from tollway.ledger.ledger import (
     POSTPONED_MS_MAX,
@@ -751,3 +752,31 @@ async def test_an_authorised_call_reports_its_stored_response(ledgers: Any) -> N
     ledgers.clock.ms += 24 * 3_600_000
     assert (await ledger.find_authorized_call(claim.authorization.key)).has_stored_response is False
     assert (await ledger.find_keyed_call(PAYER, "key", since_ms=0)).has_stored_response is False
+
+
+WRAPPED = b"\x01" * 96 + bytes.fromhex("6492" * 16)
+
+
+async def test_a_wallet_has_an_open_deployment_while_a_wrapped_transaction_of_another_call_is_settling(
+    ledger: Any,
+) -> None:
+    async def has_open(call: Any, **fields: Any) -> bool:
+        wallet = {"chain_id": CHAIN, "payer": PAYER, **fields}
+        found: bool = await ledger.has_open_deployment(call.call_id, **wallet)
+        return found
+
+    async def open_wrapped(nonce: int | None) -> Any:
+        authorization = replace(authorization_of(4), signature=WRAPPED)
+        claim = authorized_claim(authorization)
+        assert isinstance(await ledger.claim(claim), Claimed)
+        assert await settle(ledger, claim, nonce) == SETTLED
+        return claim
+
+    plain, unsent = await settling(ledger), await open_wrapped(None)
+    assert not await has_open(plain)
+    sent = await open_wrapped(1)
+    assert [await has_open(one) for one in (plain, unsent, sent)] == [True, True, False]
+    assert not await has_open(plain, chain_id=ChainId(1))
+    assert not await has_open(plain, payer=Address(b"\x77" * 20))
+    assert await conclude(ledger, sent, transfer=None) is CallState.RELEASED
+    assert not await has_open(plain)

@@ -16,7 +16,7 @@ from tests.model.rows import (
     take_nonce,
 )
 from tollway.errors import StorageUnavailable
-from tollway.ids import CallId
+from tollway.ids import Address, CallId, ChainId
 from tollway.ledger.channels import ChannelName
 from tollway.ledger.claims import CreditAccount, find_account
 from tollway.ledger.ledger import POSTPONED_MS_MAX, Claim, Close, Closed, Fenced, Finish, NonceUnavailable
@@ -36,6 +36,7 @@ from tollway.ledger.records import (
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import UNITS_MAX
+from tollway.payments.deployment import is_wrapped
 
 
 class Dropped(NamedTuple):
@@ -99,6 +100,17 @@ class MemorySettling(MemoryChannels):
         self._answer()
         held = self._rows.authorizations.get(key)
         return None if held is None else self._authorized(held)
+
+    async def has_open_deployment(self, call: CallId, *, chain_id: ChainId, payer: Address) -> bool:
+        self._answer()
+        return any(
+            held.call_id != call
+            and (held.authorization.chain_id, held.authorization.payer) == (chain_id, payer)
+            and is_wrapped(held.authorization.signature)
+            and self._rows.calls[held.call_id].state is CallState.SETTLING
+            and attempts_of_call(self._rows, held.call_id) != ()
+            for held in self._rows.authorizations.values()
+        )
 
     async def find_call_authorization(self, call_id: CallId) -> AuthorizedCall | None:
         self._answer()

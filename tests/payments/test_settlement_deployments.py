@@ -164,6 +164,23 @@ async def test_a_call_waits_for_the_deployment_of_another_no_longer_than_for_its
     assert await second.read_state() is CallState.SETTLING
 
 
+async def test_a_call_waits_for_a_deployment_whose_outcome_is_not_known(slow: SettlementHarness) -> None:
+    """Its own transaction would revert, or burn its gas where the factory meets the wallet."""
+    payer = newcomer(slow)
+    first, second = await slow.claim(payer), await slow.claim(replace(payer, nonce=b"\x08" * 32))
+    assert isinstance(await first.settle(), Undecided)
+    assert await second.settle() == Undecided()
+    for one in (first, second):
+        assert await one.mark_orphaned()
+    await slow.sweep(times=3)  # nor does recovery send it
+    assert len(set(slow.chain.broadcasts)) == 1
+    assert await second.read_state() is CallState.SETTLING
+    slow.chain.mine_sent(CHAIN)
+    slow.chain.is_automining = True
+    await slow.sweep(times=3)
+    assert [await one.read_state() for one in (first, second)] == [CallState.CONSUMED] * 2
+
+
 async def test_the_end_of_another_wallets_deployment_repeats_no_simulation() -> None:
     chain, count = WatchedMemoryChain(), 4
     async with open_harness(chain=chain) as harness:

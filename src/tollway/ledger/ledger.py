@@ -494,6 +494,10 @@ class SettlementLedger(Protocol):
         """The newest call that claimed this authorisation. The call holds it unless it is `released`."""
         ...
 
+    async def has_open_deployment(self, call: CallId, *, chain_id: ChainId, payer: Address) -> bool:
+        """Whether the transaction of another `settling` call of this wallet deploys it: it is stored, and the signature of the call is wrapped (ERC-6492)."""
+        ...
+
     async def find_call_authorization(self, call_id: CallId) -> AuthorizedCall | None:
         """The call with its authorisation; None where no authorisation pays it, or its authorisation pays a later call."""
         ...

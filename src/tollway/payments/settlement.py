@@ -363,13 +363,18 @@ class Settlement:
         self, order: SettlementOrder, sequence: NonceSequence | None, turn: _WalletTurn
     ) -> SimulatedTransfer:
         """Simulates the transfer. While another call of this wallet deploys it, waits for the end of that transaction: a second deployment
-        would revert. Raises `ChainUnavailable`, and `TimeoutError` when a call would wait for longer than for its own settlement."""
+        would revert. Raises `ChainUnavailable`, and `TimeoutError` when a call would wait for longer than for its own settlement: also where an earlier call has sent a
+        deployment whose outcome is not known."""
         started_s = asyncio.get_running_loop().time()
         while True:
             ended = turn.deployments_ended
             simulated = await self._simulate(order.authorization, order.asset, order.units, sequence)
             if simulated.deployment is not None and turn.deploying is None:
                 simulated = await self._confirm_deployment(order, sequence, simulated, simulated.deployment)
+                if await self._ledger.has_open_deployment(
+                    order.close.call_id, chain_id=order.asset.chain_id, payer=order.authorization.payer
+                ):
+                    raise TimeoutError
             # Another call of the wallet can have begun or ended its deployment during each await.
             ahead = turn.deploying
             if simulated.deployment is None or (ahead is None and ended == turn.deployments_ended):

@@ -318,16 +318,20 @@ class SettlementRecovery:
         elif (
             facts.gas_estimate is not None
             and not facts.simulation.reverted
-            and self._takes_turn(orphan, simulated)
+            and await self._takes_turn(orphan, simulated)
         ):
             await self._sign_new(orphan, simulated, facts.gas_estimate, without=stuck_senders)
 
-    def _takes_turn(self, orphan: _OrphanedCall, simulated: SimulatedTransfer) -> bool:
+    async def _takes_turn(self, orphan: _OrphanedCall, simulated: SimulatedTransfer) -> bool:
         """Whether this call may sign now. Of the calls of a wallet without code, one deploys it and the others wait: a second deployment
-        would revert."""
+        would revert. One that has a transaction goes before those without."""
         if simulated.deployment is None:
             return True
         wallet = (orphan.chain_id, orphan.call.authorization.payer)
+        if not orphan.attempts and await self._ledger.has_open_deployment(
+            orphan.call.call_id, chain_id=wallet[0], payer=wallet[1]
+        ):
+            return False
         return self._deploying.setdefault(wallet, orphan.call.call_id) == orphan.call.call_id
 
     def _leave_turn(self, orphan: _OrphanedCall) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Row,
     Select,
     and_,
+    exists,
     insert,
     literal_column,
     or_,
@@ -40,10 +41,17 @@ from tollway.ledger.records import (
     ChannelDeposit,
     Dialect,
 )
+from tollway.payments.deployment import is_wrapped
 from tollway.storage.engine.advisory_locks import take_advisory_locks
 from tollway.storage.ledger.channel_rows import read_channels
 from tollway.storage.ledger.idempotency import has_stored_response
-from tollway.storage.ledger.ledger_tables import MOVING, authorization_table, call_table, call_terms_table
+from tollway.storage.ledger.ledger_tables import (
+    MOVING,
+    attempt_table,
+    authorization_table,
+    call_table,
+    call_terms_table,
+)
 from tollway.storage.ledger.locked_rows import check_count
 
 LOCK_SPACE = 0x70757273
@@ -171,6 +179,20 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
                 deposit_units=0 if row.channel_id is None else int(row.base_units),
             )
     return list(found.values())
+
+
+def has_open_deployment(
+    connection: Connection, *, call_id: CallId, chain_id: ChainId, payer: Address
+) -> bool:
+    columns, calls, attempts = authorization_table.c, call_table.c, attempt_table.c
+    query = (
+        select(columns.signature)
+        .join(call_table, calls.id == columns.call_id)
+        .where(calls.payer == payer, text(MOVING), calls.state == CallState.SETTLING.value)
+        .where(columns.chain_id == chain_id, calls.id != call_id)
+        .where(exists(select(attempts.call_id).where(attempts.call_id == calls.id)))
+    )
+    return any(is_wrapped(bytes(signature)) for signature in connection.scalars(query))
 
 
 def _settled_since(claims: Iterable[Claim]) -> list[ColumnElement[bool]]:

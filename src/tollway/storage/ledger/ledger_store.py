@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from tollway.errors import StorageUnavailable
-from tollway.ids import Address, CallId
+from tollway.ids import Address, CallId, ChainId
 from tollway.ledger.claims import CreditAccount, check_claim, find_account
 from tollway.ledger.ledger import (
     Claim,
@@ -333,6 +333,11 @@ class LedgerStore:
             return self._database.read(work)
 
         return await self._find_written(find)
+
+    async def has_open_deployment(self, call: CallId, *, chain_id: ChainId, payer: Address) -> bool:
+        return await self._database.read(
+            partial(authorizations.has_open_deployment, call_id=call, chain_id=chain_id, payer=payer)
+        )
 
     async def find_call_authorization(self, call_id: CallId) -> AuthorizedCall | None:
         work = partial(
