@@ -9,6 +9,7 @@ from tests.kit.ledger_channels import config_of, facts_of, voucher_of
 from tests.kit.ledger_records import CHAIN
 from tollway.ids import CallId, ChannelId
 from tollway.ledger.channels import (
+    CallPlace,
     CeilingMismatch,
     Channel,
     ChannelBusy,
@@ -16,11 +17,13 @@ from tollway.ledger.channels import (
     ChannelClosed,
     ChannelFull,
     ChannelState,
+    ClaimMarks,
     Vouchers,
     add_deposit,
     announce_charge,
     claimable_units,
     count_lost_claims,
+    decide_claim_state,
     decide_voucher,
     move_call,
     move_deposit,
@@ -30,7 +33,7 @@ from tollway.ledger.channels import (
     spread_units,
     store_voucher,
 )
-from tollway.ledger.records import CallState
+from tollway.ledger.records import CallState, ClaimState
 
 CALL, OTHER = CallId("call_1"), CallId("call_2")
 
@@ -318,6 +321,38 @@ def test_units_go_to_the_first_until_none_is_left() -> None:
     assert spread_units([5], 0) == [0]
     assert spread_units([5, 3], 100) == [5, 3]
     assert spread_units([], 7) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "due_units", "place", "expected"),
+    [
+        (CallState.CONSUMED, 10, (1, CALL), ClaimState.SETTLED),
+        (CallState.CONSUMED, 10, (2, CALL), ClaimState.SETTLED),
+        (CallState.CONSUMED, 10, (2, OTHER), ClaimState.CLAIMED),
+        (CallState.CONSUMED, 10, (4, CALL), ClaimState.CLAIMED),
+        (CallState.CONSUMED, 10, (5, CALL), ClaimState.UNCLAIMED),
+        (CallState.CONSUMED, 0, (1, CALL), None),
+        (CallState.REORGED, 10, (1, CALL), ClaimState.LOST),
+        (CallState.RELEASED, 10, (1, CALL), None),
+        (CallState.UNKNOWN, 10, (1, CALL), None),
+    ],
+)
+def test_the_price_of_a_call_is_where_the_sums_of_the_chain_say(
+    state: CallState, due_units: int, place: CallPlace, expected: ClaimState | None
+) -> None:
+    marks = ClaimMarks(claimed=(4, CALL), settled=(2, CALL))
+    assert decide_claim_state(state, due_units=due_units, place=place, marks=marks) is expected
+
+
+def test_a_call_that_was_not_searched_has_no_state_unless_a_sum_covers_it() -> None:
+    unknown = ClaimMarks(claimed=None, settled=None, searched_from=(3, CALL))
+    states = [
+        decide_claim_state(CallState.CONSUMED, due_units=10, place=(ms, CALL), marks=unknown) for ms in (2, 3)
+    ]
+    assert states == [None, ClaimState.UNCLAIMED]
+    known = replace(unknown, claimed=(4, CALL))
+    state = decide_claim_state(CallState.CONSUMED, due_units=10, place=(2, CALL), marks=known)
+    assert state is ClaimState.CLAIMED
 
 
 def test_a_signature_is_in_no_representation() -> None:

@@ -16,7 +16,7 @@ from tollway.ledger.channels import (
 )
 from tollway.ledger.claims import check_units
 from tollway.ledger.ledger import Claim
-from tollway.ledger.records import CallState, Payment, PaymentState, Usage
+from tollway.ledger.records import CallRecord, CallState, ClaimState, Payment, PaymentState, Usage
 from tollway.money import LEDGER_DECIMALS_MAX
 
 
@@ -72,6 +72,27 @@ class MemoryChannels(MemoryMoves):
             self._fit(name, now_ms)
             self._count_lost(name)
         return self._channel(name)
+
+    def _record(self, call: MemoryCall) -> CallRecord:
+        record, name = super()._record(call), channel_of(call.claim)
+        if name is None or record.channel_id is None or record.is_unmeasured:
+            return record
+        return replace(record, claim_state=self._claim_state(name, call))
+
+    def _claim_state(self, name: ChannelName, call: MemoryCall) -> ClaimState | None:
+        """By what the calls up to this one hold. What the contract has paid out is not in the model."""
+        if call.state is CallState.REORGED:
+            return ClaimState.LOST
+        if call.state is not CallState.CONSUMED or not call.parts:
+            return None
+        channel = self._rows.channels[name]
+        held_units = sum(
+            one.parts.get(channel.payment_id, 0)
+            for one in self._rows.calls.values()
+            if one.order <= call.order
+        )
+        is_claimed = channel.start_units + held_units <= channel.facts.total_claimed
+        return ClaimState.CLAIMED if is_claimed else ClaimState.UNCLAIMED
 
     def channels(self) -> dict[ChannelName, Channel]:
         """Every channel as it is now."""

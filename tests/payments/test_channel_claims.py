@@ -1,6 +1,6 @@
 """The claims of channels on their chain: what is due, what one claim contains, what is left out, and how a claim ends."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from tollway.ledger.channels import (
     ClaimableChannel,
     OpenClaim,
     Receiver,
+    UnsettledReceiver,
     Voucher,
 )
 from tollway.ledger.ledger import NonceUnavailable
@@ -52,6 +53,7 @@ class ClaimRows:
     claims: dict[CallId, OpenClaim] = field(default_factory=dict)
     ended: list[OpenClaim] = field(default_factory=list)
     refused: set[Receiver] = field(default_factory=set)
+    settled: dict[int, int] = field(default_factory=dict)
     is_taken: bool = False
     since_ms: int = 0
 
@@ -92,6 +94,20 @@ class ClaimRows:
 
     async def list_refused(self) -> frozenset[Receiver]:
         return frozenset(self.refused)
+
+    async def list_unsettled(self, chain_id: ChainId) -> tuple[UnsettledReceiver, ...]:
+        found: dict[tuple[Address, Address], dict[int, int]] = {}
+        for key, channel in self.channels.items():
+            if channel.facts.total_claimed > self.settled.get(key, 0):
+                pair = (channel.config.receiver, channel.config.token)
+                found.setdefault(pair, {})[key] = channel.facts.total_claimed
+        return tuple(
+            UnsettledReceiver(receiver=receiver, token=token, totals=totals)
+            for (receiver, token), totals in found.items()
+        )
+
+    async def mark_settled(self, totals: Mapping[int, int]) -> None:
+        self.settled |= totals
 
     async def list_open_claims(self, chain_id: ChainId) -> tuple[OpenClaim, ...]:
         return tuple(self.claims.values())
@@ -367,6 +383,42 @@ async def test_a_receiver_whom_a_stranger_has_settled_needs_no_settle(harness: H
     harness.chain.call_channels(CHAIN, contract.encode_settle(receiver=FIRST, token=TOKEN))
     await harness.claims.run_once()
     assert (harness.sent_count, harness.rows.refused) == (1, set())
+
+
+# ---- What the contract has paid out.
+
+
+async def test_what_the_contract_has_paid_out_is_marked_in_the_round_that_finds_it(harness: Harness) -> None:
+    first, second = make_payer(1), make_payer(2, SECOND)
+    keys = [harness.add(payer, DUE, deposit=4_000_000) for payer in (first, second)]
+    harness.chain.block_owner(CHAIN, TOKEN, SECOND)
+    await harness.claims.run_once()
+    assert harness.rows.settled == {}
+    await harness.claims.run_once()
+    assert harness.rows.settled == {keys[0]: DUE}
+    harness.chain.unblock_owner(CHAIN, TOKEN, SECOND)
+    harness.chain.call_channels(CHAIN, contract.encode_settle(receiver=SECOND, token=TOKEN))  # a stranger
+    await harness.claims.run_once()
+    assert harness.rows.settled == dict.fromkeys(keys, DUE)
+    assert harness.sent_count == 1
+
+
+async def test_a_claim_after_the_answer_of_the_contract_is_not_marked_by_it(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = harness.add(make_payer(1), DUE, deposit=4_000_000)
+    await harness.claims.run_once()
+    is_settled = harness.networks.is_settled
+
+    async def claim_meanwhile(chain_id: ChainId, *, receiver: Address, token: Address) -> bool:
+        channel = harness.rows.channels[key]
+        later = replace(channel.facts, total_claimed=2 * DUE)
+        harness.rows.channels[key] = replace(channel, facts=later)
+        return await is_settled(chain_id, receiver=receiver, token=token)
+
+    monkeypatch.setattr(harness.networks, "is_settled", claim_meanwhile)
+    await harness.claims.run_once()
+    assert harness.rows.settled == {key: DUE}
 
 
 @pytest.mark.parametrize("fault", ["contracts", "chain", "claim"])

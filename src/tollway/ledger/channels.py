@@ -19,14 +19,14 @@ decimals, so they are ledger units too.
 Source: x402 specification, schemes/batch-settlement (EVM).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
 from tollway.chain.channel_contract import ChannelConfig
 from tollway.ids import Address, CallId, ChainId, ChannelId
-from tollway.ledger.records import CallState
+from tollway.ledger.records import CallState, ClaimState
 
 
 class ChannelName(NamedTuple):
@@ -323,6 +323,46 @@ def find_cover(channel: Channel) -> Voucher | None:
     known = (channel.spent, channel.waiting, channel.candidate)
     covering = [one for one in known if one is not None and one.ceiling >= channel.taken_units]
     return min(covering, key=lambda one: one.ceiling, default=None)
+
+
+CallPlace = tuple[int, CallId]
+"""The place of a call among the calls of its channel: when it was made, and its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimMarks:
+    """The newest calls of a channel that a sum of the chain covers whole, together with all calls before them; None: it covers none of those that were searched.
+    `searched_from`: the oldest of these; None: all calls were."""
+
+    claimed: CallPlace | None
+    settled: CallPlace | None
+    searched_from: CallPlace | None = None
+
+
+def decide_claim_state(
+    state: CallState, *, due_units: int, place: CallPlace, marks: ClaimMarks
+) -> ClaimState | None:
+    """What became of the price of a call on a channel. None: nothing is charged, or the call was not searched. A claim is a sum, so it covers the calls of its channel in their order."""
+    if state is CallState.REORGED:
+        return ClaimState.LOST
+    if state is not CallState.CONSUMED or due_units == 0:
+        return None
+    if marks.settled is not None and place <= marks.settled:
+        return ClaimState.SETTLED
+    if marks.claimed is not None and place <= marks.claimed:
+        return ClaimState.CLAIMED
+    if marks.searched_from is not None and place < marks.searched_from:
+        return None
+    return ClaimState.UNCLAIMED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsettledReceiver:
+    """A receiver for whom more is claimed than is known as paid out. `totals`: the claimed sums of these channels by their keys."""
+
+    receiver: Address
+    token: Address
+    totals: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

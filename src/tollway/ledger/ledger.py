@@ -31,6 +31,7 @@ from tollway.ledger.channels import (
     ClaimableChannel,
     OpenClaim,
     Receiver,
+    UnsettledReceiver,
 )
 from tollway.ledger.records import (
     Authorization,
@@ -689,6 +690,14 @@ class ChannelClaimLedger(Protocol):
 
     async def drain_channel(self, key: int) -> None:
         """The channel takes no call any more. What it holds is still claimed and refunded."""
+        ...
+
+    async def list_unsettled(self, chain_id: ChainId) -> tuple[UnsettledReceiver, ...]:
+        """The receivers for whom more is claimed than is known as paid out."""
+        ...
+
+    async def mark_settled(self, totals: Mapping[int, int]) -> None:
+        """Records that the contract has paid out these claimed sums of channels, by their keys. A lower sum than the recorded one changes nothing."""
         ...
 
     async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:

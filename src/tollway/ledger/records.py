@@ -164,6 +164,16 @@ def is_worth_more(payment: Payment, seen: NewPayment) -> bool:
     return is_open and seen.value_units > payment.value_units
 
 
+class ClaimState(StrEnum):
+    """Where the price of a call on a channel is. `unclaimed`: charged, and in the escrow for all that the chain knows; `claimed`: the contract counts it for the
+    provider; `settled`: the contract has paid it to the provider; `lost`: the escrow does not cover it any more."""
+
+    UNCLAIMED = "unclaimed"
+    CLAIMED = "claimed"
+    SETTLED = "settled"
+    LOST = "lost"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
     """A call in the ledger, with the members of a history record.
@@ -213,6 +223,8 @@ class CallRecord:
     `quantities` is empty until the price is known. None at a fixed price."""
     channel_id: bytes | None = None
     """The channel of a call that a voucher pays, once its deposit is concluded, where it has one. It has no `tx_hash`."""
+    claim_state: ClaimState | None = None
+    """Of a charged call on a channel; None for other calls, and for one that cost nothing. The history derives it (`ledger.channels.decide_claim_state`)."""
 
     @property
     def due_units(self) -> int:

@@ -141,6 +141,7 @@ class ChannelClaims:
         if not self._networks.is_deployed(chain_id):
             return
         await self._settle_refused(chain_id, rules)
+        await self._find_settled(chain_id)
         found = await self._ledger.list_claimable(chain_id, limit=CHANNELS_MAX)
         gas_price_wei = self._networks.gas_price_wei(chain_id)
         if not found or gas_price_wei is None:
@@ -151,6 +152,13 @@ class ChannelClaims:
             own.sort(key=lambda row: row.units, reverse=True)
             if own:
                 await self._claim(chain_id, own[:ROWS_MAX], signer)
+
+    async def _find_settled(self, chain_id: ChainId) -> None:
+        """Asks the contract which receivers have been paid all that is claimed for them, by whichever transaction. The ledger is read first: what is claimed after the answer
+        of the contract is not in it."""
+        for one in await self._ledger.list_unsettled(chain_id):
+            if await self._networks.is_settled(chain_id, receiver=one.receiver, token=one.token):
+                await self._ledger.mark_settled(one.totals)
 
     # ---- Choose.
 

@@ -4,7 +4,12 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
-from tollway.chain.channel_contract import has_channel_contracts
+from tollway.chain.channel_contract import (
+    SETTLEMENT_CONTRACT,
+    encode_receiver_totals,
+    has_channel_contracts,
+    parse_receiver_totals,
+)
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import SettlementChain
 from tollway.errors import ChainUnavailable
@@ -19,6 +24,8 @@ from tollway.payments.settlement_rules import SettlementRules
 
 LOOK_DIVISOR = 4
 """A network takes no deposit while its last look is older than this part of the delay of a withdrawal."""
+
+_TOTALS_GAS, _TOTALS_BYTES_MAX = 100_000, 1_024
 
 _log = structlog.get_logger(__name__)
 
@@ -123,6 +130,21 @@ class ChannelNetworks:
             block_number=max(0, found.head_number - depth + 1),
             seen_block=found.head_number,
         )
+
+    async def is_settled(self, chain_id: ChainId, *, receiver: Address, token: Address) -> bool:
+        """Whether the contract has paid out all that was claimed for a receiver, over all its channels. Raises ChainUnavailable."""
+        result = await self._chains.call_contract(
+            chain_id,
+            to=SETTLEMENT_CONTRACT,
+            calldata=encode_receiver_totals(receiver=receiver, token=token),
+            gas=_TOTALS_GAS,
+            bytes_max=_TOTALS_BYTES_MAX,
+            deadline_s=self._limits.rpc_deadline_s,
+        )
+        if result.reverted:
+            return False
+        claimed, settled = parse_receiver_totals(result.payload)
+        return claimed == settled
 
     def count_deposit_blocks(self, chain_id: ChainId, asset: Asset) -> int:
         """How many blocks deep a large deposit must be."""

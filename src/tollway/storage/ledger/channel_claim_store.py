@@ -1,10 +1,11 @@
 """The claims of channels in SQL: the port `ChannelClaimLedger`. A claim and its transaction are one durable commit, which takes the nonce of the gas key and
 publishes the vouchers."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, insert, or_, select, update
 
 from tollway.ids import Address, CallId, ChainId
 from tollway.ledger.channels import (
@@ -15,6 +16,7 @@ from tollway.ledger.channels import (
     OpenClaim,
     Receiver,
     StoredRow,
+    UnsettledReceiver,
     Voucher,
     claimable_units,
 )
@@ -42,6 +44,9 @@ from tollway.storage.ledger.ledger_tables import (
     restore_table,
 )
 from tollway.storage.ledger.locked_rows import LockedRows
+
+UNSETTLED_MAX = 10_000
+"""How many channels one round asks for; nearly always those of one claim."""
 
 
 class ChannelClaimStore(ChannelStore):
@@ -128,6 +133,19 @@ class ChannelClaimStore(ChannelStore):
     async def drain_channel(self, key: int) -> None:
         await write_retried(self._database, partial(_drain, key=key))
 
+    async def list_unsettled(self, chain_id: ChainId) -> tuple[UnsettledReceiver, ...]:
+        return await self._database.read(partial(_list_unsettled, chain_id=chain_id))
+
+    async def mark_settled(self, totals: Mapping[int, int]) -> None:
+        own = channel_table.c
+        written = (
+            update(channel_table)
+            .where(own.key == bindparam("at_key"), own.settled < bindparam("total"))
+            .values(settled=bindparam("total"))
+        )
+        rows = [{"at_key": key, "total": total} for key, total in sorted(totals.items())]
+        await self._database.write(lambda connection: connection.execute(written, rows))
+
     async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
         claims, own = channel_claim_table.c, channel_table.c
         ended = update(channel_claim_table).where(claims.id == claim_id, claims.ended_ms.is_(None))
@@ -140,6 +158,23 @@ class ChannelClaimStore(ChannelStore):
             connection.execute(ended.values(ended_ms=now_ms))
 
         await self._database.write(work)
+
+
+def _list_unsettled(connection: Connection, *, chain_id: ChainId) -> tuple[UnsettledReceiver, ...]:
+    own = channel_table.c
+    query = (
+        select(own.receiver, own.token, own.key, own.total_claimed)
+        .where(own.chain_id == chain_id, own.settled < own.total_claimed)
+        .order_by(own.receiver, own.token, own.key)
+        .limit(UNSETTLED_MAX)
+    )
+    found: dict[tuple[bytes, bytes], dict[int, int]] = {}
+    for receiver, token, key, total_claimed in connection.execute(query):
+        found.setdefault((bytes(receiver), bytes(token)), {})[key] = total_claimed
+    return tuple(
+        UnsettledReceiver(receiver=Address(receiver), token=Address(token), totals=totals)
+        for (receiver, token), totals in found.items()
+    )
 
 
 def _drain(connection: Connection, *, key: int) -> None:

@@ -89,6 +89,7 @@ def insert_channel(
         "published": 0,
         **_facts_values(facts),
         "opened_ms": now_ms,
+        "settled": facts.total_claimed,
     }
     connection.execute(insert(channel_table), row)
 

@@ -49,6 +49,7 @@ from tollway.limits import Limits
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.statements import hint_index
 from tollway.storage.ledger.call_terms import listing_key
+from tollway.storage.ledger.claim_states import find_claim_states
 from tollway.storage.ledger.ledger_tables import (
     FAILED,
     REPEATABLE,
@@ -124,9 +125,8 @@ class HistoryStore:
         )
 
     async def find_call(self, call_id: CallId) -> CallRecord | None:
-        query = select_records().where(call_table.c.id == call_id)
-        row = await self._database.read(lambda connection: connection.execute(query).first())
-        return None if row is None else parse_call(row, unknown_hold_ms=self._unknown_hold_ms)
+        work = partial(_find_call, call_id=call_id, unknown_hold_ms=self._unknown_hold_ms)
+        return await self._database.read(work)
 
     async def read_calls(self, query: HistoryQuery) -> tuple[CallRecord, ...]:
         return await self._database.read(
@@ -203,7 +203,21 @@ def read_calls(
     connection: Connection, query: HistoryQuery, *, unknown_hold_ms: int
 ) -> tuple[CallRecord, ...]:
     rows = _read_page(connection, _calls_before(connection, query), limit=query.limit, offset=query.offset)
-    return tuple(parse_call(row, unknown_hold_ms=unknown_hold_ms) for row in rows)
+    return _parse_calls(connection, rows, unknown_hold_ms=unknown_hold_ms)
+
+
+def _find_call(connection: Connection, *, call_id: CallId, unknown_hold_ms: int) -> CallRecord | None:
+    rows = connection.execute(select_records().where(call_table.c.id == call_id)).all()
+    return next(iter(_parse_calls(connection, rows, unknown_hold_ms=unknown_hold_ms)), None)
+
+
+def _parse_calls(
+    connection: Connection, rows: Sequence[Row[Any]], *, unknown_hold_ms: int
+) -> tuple[CallRecord, ...]:
+    states = find_claim_states(connection, rows)
+    return tuple(
+        parse_call(row, unknown_hold_ms=unknown_hold_ms, claim_state=states.get(row.id)) for row in rows
+    )
 
 
 def _find_last_call(

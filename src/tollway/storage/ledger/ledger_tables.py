@@ -48,7 +48,7 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
-from tollway.ledger.records import CallRecord, CallState, Delivery, Payment, PaymentState, Rail
+from tollway.ledger.records import CallRecord, CallState, ClaimState, Delivery, Payment, PaymentState, Rail
 from tollway.storage.engine.database import add_statement, metadata, partial_index
 
 RowId = BigInteger().with_variant(Integer, "sqlite")
@@ -151,6 +151,7 @@ channel_table = Table(
     Column("reserved_call", String(64)),
     Column("opened_ms", BigInteger, nullable=False),
     Column("unused_since_ms", BigInteger),
+    Column("settled", BigInteger, nullable=False),
     UniqueConstraint("channel_id", "chain_id", name="uq_channel_id"),
     Index("uq_channel_payment_id", "payment_id", unique=True),
     Index("ix_channel_payer", "payer", "chain_id", "token"),
@@ -159,7 +160,8 @@ channel_table = Table(
     partial_index("ix_channel_unused", "unused_since_ms IS NOT NULL", "chain_id", "unused_since_ms"),
 )
 """One row for each channel. `balance` to `block_number`: the chain, at that block (`ledger.channels.ChannelFacts`). `reserved_call`: the open call that has the channel;
-without a foreign key, because the call has one."""
+without a foreign key, because the call has one. `settled`: the claimed sum that the contract has paid out, as far as is known; only `mark_settled` changes it, without the
+lock."""
 
 call_terms_table = Table(
     "call_terms",
@@ -660,7 +662,7 @@ _RECORD_TERMS = (
 )
 
 
-def parse_call(row: Row[Any], *, unknown_hold_ms: int) -> CallRecord:
+def parse_call(row: Row[Any], *, unknown_hold_ms: int, claim_state: ClaimState | None = None) -> CallRecord:
     is_unpaid = row.payment_id is None and row.rail in ("x402", "mpp", "channel")
     is_on_channel = row.rail == Rail.CHANNEL.value
     is_released = row.state == CallState.UNKNOWN.value and row.clock_releases and not is_unpaid
@@ -685,6 +687,7 @@ def parse_call(row: Row[Any], *, unknown_hold_ms: int) -> CallRecord:
         decimals=row.decimals,
         tx_hash=None if row.tx_hash is None or is_on_channel else TxHash(row.tx_hash),
         channel_id=bytes(row.tx_hash) if row.tx_hash is not None and is_on_channel else None,
+        claim_state=claim_state,
         pay_to=None if row.pay_to is None else Address(row.pay_to),
         http_status=row.http_status,
         upstream_status=row.upstream_status,

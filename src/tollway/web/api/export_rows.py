@@ -20,6 +20,7 @@ CALL_COLUMNS = (
     *("state", "amount", "currency", "units", "asset", "network", "rail", "transaction", "heldUntil"),
     *("payer", "provider", "payee", "idempotencyKey", "requestId"),
     *("priceMax", "quantities"),
+    *("channel", "claimState"),
 )
 
 PAYMENT_COLUMNS = (
@@ -46,6 +47,8 @@ def write_call(call: CallRecord, find_asset: FindAsset) -> str:
         "heldUntil": payment.get("heldUntil"),
         "payee": payment["payTo"],
         "priceMax": record.get("priceMax"),
+        "channel": payment.get("channel"),
+        "claimState": payment.get("claimState"),
         "quantities": ";".join(f"{unit}={quantity}" for unit, quantity in name_quantities(call)) or None,
     }
     return csv_line(members[name] for name in CALL_COLUMNS)

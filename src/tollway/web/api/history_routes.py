@@ -254,8 +254,14 @@ def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any
         "amount": None if asset is None else str(asset.to_base_units(call.due_units)),
         "payTo": _optional_text(call.pay_to),
         **({} if call.channel_id is None else {"channel": "0x" + call.channel_id.hex()}),
+        **claim_state_json(call),
         **_hold_json(call, asset),
     }
+
+
+def claim_state_json(call: CallRecord) -> dict[str, Any]:
+    """`claimState`: where the price of a call on a channel is."""
+    return {} if call.claim_state is None else {"claimState": call.claim_state.value}
 
 
 def _hold_json(call: CallRecord, asset: Asset | None) -> dict[str, Any]:

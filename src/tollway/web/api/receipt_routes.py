@@ -21,6 +21,7 @@ from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import (
     NO_CALL,
     BookParameters,
+    claim_state_json,
     find_call,
     find_call_asset,
     http_status,
@@ -83,7 +84,8 @@ async def _write_receipt(context: WebContext, call: CallRecord) -> dict[str, Any
         joined = await context.call_history.joined_credit(call.id, limit=limit)
         if joined:
             document["alsoFrom"] = [_joined_json(one, asset) for one in joined]
-    return document
+    # It changes when the contract moves money, long after the state of the call: so it is not signed.
+    return {**document, **claim_state_json(call)}
 
 
 def is_relayed(call: CallRecord) -> bool:

@@ -629,6 +629,7 @@ CREATE TABLE channel (
   reserved_call VARCHAR(64),
   opened_ms BIGINT NOT NULL,
   unused_since_ms BIGINT,
+  settled BIGINT NOT NULL,
   CONSTRAINT pk_channel PRIMARY KEY ("key"),
   CONSTRAINT uq_channel_id UNIQUE (channel_id, chain_id),
   CONSTRAINT fk_channel_payment FOREIGN KEY(payment_id) REFERENCES payment (id)
