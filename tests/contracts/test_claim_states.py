@@ -11,12 +11,13 @@ from tests.kit.ledger_records import CHAIN, NOW_MS, PAYER, finish_of, wait_finis
 from tests.kit.query_plans import read_plans
 from tests.kit.storage_faults import FaultyLedger
 from tollway.ids import Address, ChainId
-from tollway.ledger.channels import Channel, UnsettledReceiver
+from tollway.ledger.channels import Channel, ChannelMoney, UnsettledReceiver
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.records import CallRecord, CallState, ClaimState, Usage
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger import claim_states
 from tollway.storage.ledger.history import read_history
+from tollway.storage.operator.operator_reads import BookFigures
 
 CLAIMED, LOST, SETTLED, UNCLAIMED = (
     ClaimState.CLAIMED,
@@ -246,3 +247,38 @@ async def test_a_search_reads_the_calls_of_its_channel_by_their_index(books: Any
     assert any("ix_call_payment_time" in plan for plan in plans), plans
     assert any("uq_channel_payment_id" in plan for plan in plans), plans
     assert not [plan for plan in plans if "SCAN call" in plan or "Seq Scan on call" in plan]
+
+
+# ---- Sums.
+
+
+async def test_the_channels_of_a_receiver_add_up_to_its_calls(books: Any) -> None:
+    first, second = await open_channel(books, BALANCE, "first"), await open_channel(books, BALANCE, "second")
+    third = await open_channel(books, 500, "third", total_claimed=500)
+    for channel, units in ((first, 100), (first, 200), (second, 70), (second, 30)):
+        await buy(books, channel, units)
+    await read_chain(books, first, total_claimed=150)
+    await books.mark_settled({first.key: 100})
+    await read_chain(books, second, 80, withdrawal_amount=10, withdrawal_since_s=1)
+    expected = ChannelMoney(
+        chain_id=CHAIN,
+        token=first.config.token,
+        channels=2,
+        withdrawing=1,
+        unclaimed_units=150 + 80,
+        withdrawing_units=80,
+        claimed_units=50,
+        settled_units=100,
+        lost_units=20,
+    )
+    assert third.facts.balance == third.facts.total_claimed
+    assert await books.sum_channels(first.config.receiver) == (expected,)
+    assert await books.sum_channels(PAYER) == ()
+
+
+async def test_the_operator_sees_the_channels_of_all_receivers(books: Any, database: Database) -> None:
+    await buy(books, await open_channel(books, BALANCE), 100)
+    other = config_of("other", receiver=Address(b"\x77" * 20))
+    await books.open_channel(CHAIN, bytes(32), other, facts_of(BALANCE), now_ms=NOW_MS)
+    (found,) = await BookFigures(database).sum_channels()
+    assert (found.channels, found.unclaimed_units) == (2, 100)

@@ -366,6 +366,22 @@ class UnsettledReceiver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelMoney:
+    """The channels of one network and token in sums. `channels`: those that hold money; `withdrawing`: those with a withdrawal in sight. The units are those of `ClaimState`,
+    `claimed_units` without what is paid out, `withdrawing_units` the unclaimed ones of channels with a withdrawal in sight."""
+
+    chain_id: ChainId
+    token: Address
+    channels: int
+    withdrawing: int
+    unclaimed_units: int
+    withdrawing_units: int
+    claimed_units: int
+    settled_units: int
+    lost_units: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimableChannel:
     """A channel with money to claim. `total`: the cumulative sum that `voucher` covers and ended calls owe. `since_ms`: when the channel was claimed last, or opened. `payer_owes_nano`: on all channels,
     beyond what is claimed, in 10^-9 of the currency."""

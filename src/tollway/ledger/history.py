@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
 from tollway.ids import Address, CallId, ListingId, TxHash
+from tollway.ledger.channels import ChannelMoney
 from tollway.ledger.records import CallRecord, Payment
 
 _NUMBER = re.compile(r"[0-9]{1,6}")
@@ -111,6 +112,10 @@ class CallHistory(Protocol):
     async def find_call(self, call_id: CallId) -> CallRecord | None: ...
 
     async def read_calls(self, query: HistoryQuery) -> tuple[CallRecord, ...]: ...
+
+    async def sum_channels(self, receiver: Address) -> tuple[ChannelMoney, ...]:
+        """The channels that pay a wallet, by network and token."""
+        ...
 
     async def find_last_call(self, query: HistoryQuery) -> CallRecord | None:
         """Returns None for the last page. Reads index entries up to that call."""

@@ -24,11 +24,13 @@ from tests.kit.admin_pages import (
     send_form,
     sign_in,
 )
+from tests.kit.ledger_channels import buy, config_of, facts_of
 from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin
 from tests.kit.pages import PageReader
+from tests.kit.sql_ledger import SqlLedger
 from tests.kit.waits import bounded
 from tollway.app.lifecycle import App
-from tollway.ids import ChainId
+from tollway.ids import ChainId, keccak256
 from tollway.ledger.ledger import AuditReport
 from tollway.payments.gas import GasKeyStatus
 from tollway.storage.engine.database import write_retried
@@ -138,6 +140,41 @@ async def test_chains_have_their_nodes_by_number(app: App, browser: httpx.AsyncC
     assert node["lastError"].startswith("the request failed")
     page = (await browser.get("/chains")).text
     assert node["lastError"] in page
+
+
+async def test_chains_have_their_channels_and_the_withdrawals_in_sight(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    assert "Payment channels" not in (await browser.get("/chains")).text
+    usdc = next(asset for rules in app.rules.values() for asset in rules.assets if asset.token is not None)
+    ledger: Any = SqlLedger(app.database, owner_id="one", now_ms=lambda: NOW_MS)
+    writer = asyncio.create_task(ledger.run())
+    await ledger.open()
+    for name in ("first", "second"):
+        config = config_of(name, token=usdc.token)
+        opened = await ledger.open_channel(
+            usdc.chain_id, keccak256(config.salt), config, facts_of(50_000), now_ms=NOW_MS
+        )
+        await buy(ledger, opened, 10_000, asset=usdc.key)
+    going = facts_of(50_000, block_number=200, withdrawal_amount=1, withdrawal_since_s=1)
+    await ledger.renew_channel(opened.key, going, now_ms=NOW_MS)
+    writer.cancel()
+    await asyncio.gather(writer, return_exceptions=True)
+    (network,) = (await browser.get("/admin/api/chains")).json()["networks"]
+    assert network["channels"] == [
+        {
+            "currency": "USDC",
+            "channels": 2,
+            "unclaimed": "0.02",
+            "claimed": "0",
+            "withdrawing": 1,
+            "withdrawingUnclaimed": "0.01",
+        }
+    ]
+    words = PageReader((await browser.get("/chains")).text).words
+    assert "Payment channels in USDC Channels with money 2 Charged and not claimed 0.02" in words
+    assert "Withdrawals in sight 1 0.01 not claimed" in words
 
 
 async def test_books_have_the_last_audit_of_a_command(app: App, browser: httpx.AsyncClient) -> None:

@@ -33,6 +33,7 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, CallId, TxHash
+from tollway.ledger.channels import ChannelMoney
 from tollway.ledger.history import (
     HistoryPage,
     HistoryQuery,
@@ -49,6 +50,7 @@ from tollway.limits import Limits
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.statements import hint_index
 from tollway.storage.ledger.call_terms import listing_key
+from tollway.storage.ledger.channel_money import sum_channels
 from tollway.storage.ledger.claim_states import find_claim_states
 from tollway.storage.ledger.ledger_tables import (
     FAILED,
@@ -132,6 +134,9 @@ class HistoryStore:
         return await self._database.read(
             partial(read_calls, query=query, unknown_hold_ms=self._unknown_hold_ms)
         )
+
+    async def sum_channels(self, receiver: Address) -> tuple[ChannelMoney, ...]:
+        return await self._database.read(partial(sum_channels, receiver=receiver))
 
     async def find_last_call(self, query: HistoryQuery) -> CallRecord | None:
         work = partial(_find_last_call, query=query, unknown_hold_ms=self._unknown_hold_ms)

@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, ChainId, TxHash
+from tollway.ledger.channels import ChannelMoney
 from tollway.ledger.records import CallRecord
 from tollway.limits import Limits
 from tollway.observability.fleet import (
@@ -40,6 +41,7 @@ from tollway.observability.telemetry import FleetFigures
 from tollway.storage.engine.database import Database, metadata, write_retried
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.statements import insert_for
+from tollway.storage.ledger.channel_money import sum_channels
 from tollway.storage.ledger.closed_periods import count_hours_behind
 from tollway.storage.ledger.ledger_tables import (
     HELD,
@@ -260,6 +262,10 @@ class BookFigures:
     async def list_held(self) -> tuple[HeldPayment, ...]:
         """Held payments in the order in which they were recorded, at most `HELD_SHOWN`."""
         return await self._database.read(_read_held)
+
+    async def sum_channels(self) -> tuple[ChannelMoney, ...]:
+        """Of all receivers."""
+        return await self._database.read(partial(sum_channels, receiver=None))
 
 
 def select_held(connection: Connection, *columns: Column[Any]) -> Select[Any]:

@@ -9,7 +9,9 @@ from typing import Any
 
 from tollway.chain.nodes import NodeStatus
 from tollway.ids import ChainId
+from tollway.ledger.channels import ChannelMoney
 from tollway.payments.gas import WithdrawnRail
+from tollway.web.api.context import FindAsset
 from tollway.web.http.query import format_time
 
 
@@ -88,3 +90,25 @@ def chain_json(
             if rail.chain_id == ChainId(status["chainId"])
         ],
     }
+
+
+def channels_json(
+    network: str, channels: Sequence[ChannelMoney], find_asset: FindAsset
+) -> list[dict[str, Any]]:
+    """The channels of a network, by token. Amounts are decimals of the token: what is charged and not claimed, the part of it that withdrawals in sight may take, and what
+    is claimed and not paid out. A token that is no longer configured is left out: its decimals are unknown."""
+    found = []
+    for one in channels:
+        asset = find_asset(one.chain_id, "0x" + one.token.hex())
+        if asset is not None and asset.network == network:
+            found.append(
+                {
+                    "currency": asset.symbol,
+                    "channels": one.channels,
+                    "unclaimed": asset.format_units(one.unclaimed_units),
+                    "claimed": asset.format_units(one.claimed_units),
+                    "withdrawing": one.withdrawing,
+                    "withdrawingUnclaimed": asset.format_units(one.withdrawing_units),
+                }
+            )
+    return found

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tollway.audit_log import AuditLog
+from tollway.ledger.channels import ChannelMoney
 from tollway.ledger.ledger import AuditReport, OperatorLedger
 from tollway.ledger.records import CallRecord
 from tollway.observability.fleet import BookSizes, DutyLeader, EncryptedValues, GatewayRecord, HeldPayment
@@ -38,11 +39,13 @@ class OpenCalls(Protocol):
 
 
 class BookReader(Protocol):
-    """Sizes of the large tables and held payments, from the ledger. Raises `StorageUnavailable`."""
+    """Sizes of the large tables, held payments and channels, from the ledger. Raises `StorageUnavailable`."""
 
     async def read_sizes(self) -> BookSizes: ...
 
     async def list_held(self) -> tuple[HeldPayment, ...]: ...
+
+    async def sum_channels(self) -> tuple[ChannelMoney, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

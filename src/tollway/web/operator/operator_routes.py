@@ -32,7 +32,7 @@ from tollway.registry.moderation import (
 from tollway.registry.text import join_lines
 from tollway.web.api.network_routes import describe_status
 from tollway.web.http.query import format_time
-from tollway.web.operator.chains import chain_json
+from tollway.web.operator.chains import chain_json, channels_json
 from tollway.web.operator.gas import gas_json
 from tollway.web.operator.ledger_state import books_json
 from tollway.web.operator.open_calls import call_json
@@ -156,17 +156,23 @@ class AdminRoutes:
         return respond_page(request, "admin_runbook.j2", runbook=runbook)
 
     async def show_chains(self, request: Request) -> Response:
-        return respond_page(request, "admin_chains.j2", networks=self._describe_chains())
+        return respond_page(request, "admin_chains.j2", networks=await self._describe_chains())
 
     async def get_chains(self, request: Request) -> Response:
-        return JSONResponse({"networks": self._describe_chains()}, headers=NO_STORE)
+        return JSONResponse({"networks": await self._describe_chains()}, headers=NO_STORE)
 
-    def _describe_chains(self) -> list[dict[str, Any]]:
+    async def _describe_chains(self) -> list[dict[str, Any]]:
         context = self._context
+        channels = await context.books.sum_channels()
         withdrawn = context.web.withdrawn_since_ms()
         nodes = {found.network: found.nodes for found in context.list_nodes()}
         return [
-            chain_json(status, nodes.get(status["network"], ()), withdrawn, now_ms=context.web.now_ms())
+            {
+                **chain_json(
+                    status, nodes.get(status["network"], ()), withdrawn, now_ms=context.web.now_ms()
+                ),
+                "channels": channels_json(status["network"], channels, context.web.find_asset),
+            }
             for status in describe_status(context.web)
         ]
 

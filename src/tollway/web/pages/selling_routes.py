@@ -84,6 +84,7 @@ from tollway.web.pages.selling_views import (
     count_calls,
     name_networks,
     state_of,
+    view_channels,
     view_sales,
     write_sales_csv,
 )
@@ -590,6 +591,11 @@ class SalesPages:
             as_of=format_time(now_ms if sums.as_of_ms is None else min(now_ms, sums.as_of_ms)),
             complete_from=None if sums.complete_from_ms is None else format_time(sums.complete_from_ms),
             export=form.export(SALES_FILE),
+            channels=view_channels(
+                await self._context.call_history.sum_channels(reader.address),
+                self._context.find_asset,
+                profiles,
+            ),
         )
 
     async def _show_held(

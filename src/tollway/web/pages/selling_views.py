@@ -12,6 +12,7 @@ from tollway.chain.networks import NetworkProfile
 from tollway.csv_text import csv_line
 from tollway.discovery.safe_text import clean_line
 from tollway.ids import ChainId, ListingId, format_network
+from tollway.ledger.channels import ChannelMoney
 from tollway.ledger.sales import (
     CallSum,
     GroupSum,
@@ -23,6 +24,7 @@ from tollway.ledger.sales import (
 from tollway.registry.catalog import ListingMatch
 from tollway.registry.draft import DraftRules
 from tollway.registry.listing import Listing
+from tollway.web.api.context import FindAsset
 from tollway.web.api.sums_routes import STATES, add_totals, asset_of_sum
 from tollway.web.http.query import format_time
 from tollway.web.pages.chart_svg import BarChart
@@ -100,6 +102,41 @@ class AssetSalesView:
     rows: tuple[SalesRowView, ...]
     rows_left_out: int
     chart: BarChart | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelMoneyView:
+    """What channels pay a wallet in one asset, as decimals. `claimed`: not paid out yet. `withdrawing`: channels whose payer withdraws."""
+
+    currency: str
+    network: str
+    unclaimed: str
+    claimed: str
+    settled: str
+    lost: str
+    withdrawing: int
+
+
+def view_channels(
+    sums: Sequence[ChannelMoney], find_asset: FindAsset, profiles: Mapping[ChainId, NetworkProfile]
+) -> tuple[ChannelMoneyView, ...]:
+    """A token that is no longer configured is left out: its decimals are unknown."""
+    found = []
+    for one in sums:
+        asset = find_asset(one.chain_id, "0x" + one.token.hex())
+        if asset is not None:
+            found.append(
+                ChannelMoneyView(
+                    currency=asset.symbol,
+                    network=name_network(one.chain_id, profiles),
+                    unclaimed=asset.format_units(one.unclaimed_units),
+                    claimed=asset.format_units(one.claimed_units),
+                    settled=asset.format_units(one.settled_units),
+                    lost=asset.format_units(one.lost_units),
+                    withdrawing=one.withdrawing,
+                )
+            )
+    return tuple(found)
 
 
 def view_sales(

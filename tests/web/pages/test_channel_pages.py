@@ -1,0 +1,97 @@
+"""The money of channels on pages: the ticket of a call, and the sales of the wallet that channels pay."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.kit.ledger_channels import buy, config_of, facts_of, reread
+from tests.kit.signed_in import NOW_MS, READER, SELLER, TEXTS, USDC, SignedInHarness, open_signed_in
+from tollway.ids import keccak256
+from tollway.ledger.channels import Channel
+from tollway.ledger.ledger import Claim
+
+PRICE_UNITS = 10_000
+DEPOSIT_UNITS = 100_000
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[SignedInHarness]:
+    async with open_signed_in() as harness:
+        yield harness
+
+
+async def open_sold(harness: SignedInHarness, name: str = "channel") -> Channel:
+    """A channel of the reader for the seller."""
+    assert USDC.token is not None
+    config = config_of(name, payer=READER.address, receiver=SELLER.address, token=USDC.token)
+    ledger: Any = harness.services.ledger
+    opened: Channel = await ledger.open_channel(
+        USDC.chain_id,
+        keccak256(b"id" + config.salt),
+        config,
+        facts_of(DEPOSIT_UNITS),
+        now_ms=NOW_MS,
+    )
+    return opened
+
+
+async def sell(harness: SignedInHarness, channel: Channel) -> Claim:
+    return await buy(harness.services.ledger, channel, **TEXTS)
+
+
+async def read_chain(
+    harness: SignedInHarness, channel: Channel, balance: int = DEPOSIT_UNITS, **facts: Any
+) -> None:
+    ledger: Any = harness.services.ledger
+    known = await reread(ledger, channel)
+    seen = facts_of(balance, block_number=known.facts.block_number + 1, **facts)
+    await ledger.renew_channel(channel.key, seen, now_ms=NOW_MS)
+
+
+async def test_the_ticket_of_a_call_says_where_its_price_is(harness: SignedInHarness) -> None:
+    ledger: Any = harness.services.ledger
+    await harness.sign_in()
+    channel = await open_sold(harness)
+    first = await sell(harness, channel)
+    path = f"/my/calls/{first.call_id}"
+    page = await harness.read(path)
+    assert "Paid by a payment channel" in page.words
+    assert "Money in the channel, not claimed yet" in page.words
+    await read_chain(harness, channel, total_claimed=PRICE_UNITS)
+    assert "Money claimed, not paid out yet" in (await harness.read(path)).words
+    await ledger.mark_settled({channel.key: PRICE_UNITS})
+    assert "Money paid out to the provider" in (await harness.read(path)).words
+
+
+async def test_the_ticket_of_a_lost_call_asks_its_payer_for_nothing(harness: SignedInHarness) -> None:
+    await harness.sign_in()
+    channel = await open_sold(harness)
+    call = await sell(harness, channel)
+    await read_chain(harness, channel, 0)
+    page = await harness.read(f"/my/calls/{call.call_id}")
+    assert "REORGED" in page.words
+    assert "Money lost" in page.words
+    assert "The payer owes nothing." in page.words
+    assert "The payer owes the price" not in page.words
+
+
+async def test_sales_have_what_channels_pay_the_wallet(harness: SignedInHarness) -> None:
+    ledger: Any = harness.services.ledger
+    first, second = await open_sold(harness), await open_sold(harness, "second")
+    for channel in (first, first, first, second):
+        await sell(harness, channel)
+    await read_chain(harness, first, total_claimed=2 * PRICE_UNITS)
+    await ledger.mark_settled({first.key: PRICE_UNITS})
+    await read_chain(harness, second, 0, withdrawal_amount=1, withdrawal_since_s=1)
+    await harness.sign_in(SELLER)
+    page = await harness.read("/my/sales")
+    assert "Payment channels USDC on" in page.words
+    assert "not claimed yet 0.01 USDC claimed, not paid out yet 0.01 paid out 0.01 lost 0.01" in page.words
+    assert "1 payer withdraws what is left of a channel." in page.words
+
+
+async def test_sales_of_a_wallet_that_no_channel_pays_name_none(harness: SignedInHarness) -> None:
+    await sell(harness, await open_sold(harness))
+    await harness.sign_in(READER)
+    assert "Payment channels" not in (await harness.read("/my/sales")).words
