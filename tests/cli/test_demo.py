@@ -30,7 +30,9 @@ STEPS = (
     "7. The caller sends the same proof again",
     "8. The caller pays another call with a signature (x402)",
     "9. The caller pays a completion by what it uses",
-    "10. The caller reads its history",
+    "10. The caller pays ten calls by one deposit (an x402 payment channel)",
+    "11. The gateway claims the channel for the provider",
+    "12. The caller reads its history",
 )
 OUTCOMES = (
     r" 1 listed                 0\.01 USDC a request: api_[0-9a-z]{26}",
@@ -42,7 +44,9 @@ OUTCOMES = (
     r" 7 refused                409 payment_already_used: it covered one call",
     r" 8 paid by x402           200; transaction 0x[0-9a-f]{4}…[0-9a-f]{4}, gas by the gateway",
     r" 9 paid by use            at most 0\.01: cost 0\.0025, 0\.0075 USDC came back",
-    r"10 history                3 calls, 0\.0225 USDC",
+    r"10 paid by a channel      10 calls: 0\.1 USDC of a deposit of 1 USDC",
+    r"11 claimed                0\.1 USDC in 2 transactions: 2[34],[0-9]{3} gas a call",
+    r"12 history                13 calls, 0\.1225 USDC",
 )
 
 
@@ -100,7 +104,7 @@ def test_tells_a_paid_call_in_one_line_for_each_step(tmp_path: Path, demos: list
     for line, outcome in zip(lines, OUTCOMES, strict=False):
         assert re.fullmatch(outcome, line)
         assert len(line) <= 80
-    assert lines[len(OUTCOMES) :][0].startswith("Done: three paid calls")
+    assert lines[len(OUTCOMES) :][0].startswith("Done: thirteen paid calls")
     assert len(lines) == len(OUTCOMES) + 1
 
 

@@ -132,7 +132,11 @@ def make_tour(
         playground=playground,
         http=http,
         report=report,
+        claim=claim_nothing,
     )
+
+
+async def claim_nothing() -> None: ...
 
 
 def terms_of(tour: Tour, **changes: object) -> httpx.Response:

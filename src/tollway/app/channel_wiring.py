@@ -124,5 +124,9 @@ class ChannelServices:
         now_s = self._clock()
         if now_s >= self._next_claims_s:
             self._next_claims_s = now_s + self._limits.channel_claim_interval_s
-            await self._claims.run_once()
+            await self.claim()
             await self._drain.run_once()
+
+    async def claim(self) -> None:
+        """Claims what is due, without waiting for the next round."""
+        await self._claims.run_once()

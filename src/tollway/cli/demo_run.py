@@ -16,8 +16,9 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -345,6 +346,7 @@ class DemoEnvironment:
     playground: Playground
     demo_wallet: DemoWallet
     http: httpx.AsyncClient
+    claim: Callable[[], Awaitable[None]]
     folder: Path
 
 
@@ -402,6 +404,7 @@ class _DemoRun:
                 playground=environment.playground,
                 http=environment.http,
                 report=self._printer.print_event,
+                claim=environment.claim,
             )
             tour_result = await tour.run()
             if self._options.is_once:
@@ -409,7 +412,7 @@ class _DemoRun:
                 self.is_ready = True
                 self._printer.print_line()
                 self._printer.print_line(
-                    "Done: three paid calls, from the listing to the history. Without --once the demo keeps running for your own calls.",
+                    "Done: thirteen paid calls, from the listing to the history. Without --once the demo keeps running for your own calls.",
                     style="bold green",
                 )
                 return
@@ -495,8 +498,16 @@ async def open_environment(options: DemoOptions) -> AsyncIterator[DemoEnvironmen
                     playground=playground,
                     demo_wallet=demo_wallet,
                     http=http,
+                    claim=partial(_claim, app),
                     folder=Path(name),
                 )
+
+
+async def _claim(app: App) -> None:
+    """Claims the channels now: the next round may be a minute away."""
+    channels = app.settlement_services.channels
+    assert channels is not None, "the demo has channels"
+    await channels.claim()
 
 
 @contextlib.asynccontextmanager
@@ -539,6 +550,7 @@ def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Set
                 "authenticated_requests_per_minute": UNLIMITED,
                 "drain_deadline_s": DRAIN_DEADLINE_S,
             },
+            "channels": True,
             "log_level": "error",
         }
     )

@@ -1,13 +1,14 @@
-"""The walk-through of the demo: publish, prove, find, call unpaid, pay, call, call again, pay by a signature alone, pay by use, read the history. It sends real requests to
+"""The walk-through of the demo: publish, prove, find, call unpaid, pay, call, call again, pay by a signature alone, pay by use, pay by a channel, claim, read the history. It sends real requests to
 a gateway and real transactions to the test chain, and reports each as an event. Each step ends with one event that says its outcome in a line.
 
 It uses the gateway over HTTP alone, as every client does, and must never read its database. It prints nothing: events go to `report`.
 """
 
+import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -15,7 +16,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tollway.chain.channel_contract import SETTLED_TOPIC, SETTLEMENT_CONTRACT
 from tollway.client import Wallet
+from tollway.client.channel_offer import OfferedChannel, read_channel_offers, read_charge
+from tollway.client.own_channel import CHANNEL_SALT, OwnChannel, VoucherRefused, apply_charge, plan_voucher
 from tollway.client.quote import parse_amount
 from tollway.client.x402 import X402Offer, read_receipt, read_x402_offers
 from tollway.identity.http_signatures import SignedRequest
@@ -23,6 +27,7 @@ from tollway.identity.signatures import transaction_digests
 from tollway.identity.siwe import parse_origin
 from tollway.ids import TxHash
 from tollway.money import format_decimal
+from tollway.payments.channels import channel_id
 from tollway.sandbox import completions
 from tollway.sandbox.chain import ChainDriver, MinedReceipt, Playground
 
@@ -65,6 +70,8 @@ PRICE_UNITS = 10_000
 SYMBOL = "ETH"
 SEARCH = "quotes"
 PREPAID_CALLS = 10
+CHANNEL_CALLS = 10
+DEPOSIT_MAX_UNITS = 1_000_000
 METERING: Mapping[str, Any] = {
     "base": "0.0001",
     "absent": "max",
@@ -84,6 +91,7 @@ METERING: Mapping[str, Any] = {
 """The price by use of a completion; its maximum is `PRICE`."""
 _COMPLETION = {"messages": [{"role": "user", "content": "use what for pays meter A"}], "max_tokens": 2}
 _DEADLINE_S = 20.0
+_POLL_S = 0.1
 
 
 class TourFailed(Exception):
@@ -100,7 +108,7 @@ class TourResult:
 class Tour:
     """One walk-through. Its caller has a wallet of its own (the account `visitor`), so that those of the sandbox file stay unused.
 
-    `put_file(path, text)`: makes the provider's server return the text at a path of its origin.
+    `put_file(path, text)`: makes the provider's server return the text at a path of its origin. `claim()`: has the gateway claim its channels now, which it does each minute.
     """
 
     def __init__(
@@ -113,6 +121,7 @@ class Tour:
         playground: Playground,
         http: httpx.AsyncClient,
         report: Callable[[TourEvent], None],
+        claim: Callable[[], Awaitable[None]],
     ) -> None:
         self._gateway_url = gateway_url
         self._origin = parse_origin(gateway_url)
@@ -122,6 +131,7 @@ class Tour:
         self._playground = playground
         self._http = http
         self._report = report
+        self._claim = claim
         self._step_number = 0
         self._provider = Wallet.from_key(playground.account("provider").key)
         self._visitor = Wallet.from_key(playground.account("visitor").key)
@@ -138,7 +148,10 @@ class Tour:
         await self._call_again(target, payment)
         signed_id = await self._call_by_signature(target, terms)
         metered_id, cost = await self._call_metered(f"{API}/gateway/{api_id}{completions.PATH}")
-        await self._check_history((metered_id, signed_id, call_id), 2 * PRICE_UNITS + cost)
+        channel_ids, deposit_gas = await self._call_by_channel(target, terms)
+        await self._claim_channel(deposit_gas)
+        ids = (*reversed(channel_ids), metered_id, signed_id, call_id)
+        await self._check_history(ids, (2 + CHANNEL_CALLS) * PRICE_UNITS + cost)
         return TourResult(api_id=api_id, call_id=call_id, payment=payment)
 
     async def prepay(self) -> tuple[TxHash, str]:
@@ -146,7 +159,7 @@ class Tour:
         paid = await self._transfer(PRICE_UNITS * PREPAID_CALLS)
         return paid.tx_hash, self._sign_plain(paid.tx_hash)
 
-    # ---- The ten steps.
+    # ---- The twelve steps.
 
     async def _publish(self) -> str:
         self._step(
@@ -329,16 +342,104 @@ class Tour:
         self._end_step("paid by use", f"at most {maximum}: cost {price}, {back} came back")
         return call_id, cost
 
-    async def _check_history(self, call_ids: tuple[str, ...], units: int) -> None:
+    async def _call_by_channel(self, target: str, terms: httpx.Response) -> tuple[list[str], int]:
+        """Opens a channel with the first of ten calls. Returns the ids of the calls, and the gas of the deposit."""
         self._step(
             10,
-            "The caller reads its history",
-            "The history has three calls with their prices and transactions. Only the wallet's signature opens it.",
+            "The caller pays ten calls by one deposit (an x402 payment channel)",
+            "The first call carries a signed deposit. Each call shows a voucher, a signature over the sum so far, and no transaction.",
         )
-        answer = await self._send("GET", f"{API}/history?limit=5", signer=self._visitor)
+        offer = self._find_channel_offer(terms)
+        usdc, config = self._playground.usdc, offer.build_config(self._visitor.address, CHANNEL_SALT)
+        channel = OwnChannel(
+            id=channel_id(config, usdc.chain_id), config=config, asset=usdc, gateway=str(self._origin)
+        )
+        call_ids, deposit_gas = [], 0
+        for _ in range(CHANNEL_CALLS):
+            plan = plan_voucher(
+                channel, price=PRICE_UNITS, deposit_min=offer.deposit_min, deposit_max=DEPOSIT_MAX_UNITS
+            )
+            if isinstance(plan, VoucherRefused):
+                raise TourFailed(f"no voucher can be signed: {plan.reason}")
+            signed = self._visitor.sign_voucher(
+                offer,
+                channel,
+                plan,
+                request=bytes(32),
+                now_s=int(time.time()),
+                salt=secrets.token_bytes(32),
+            )
+            proof = signed.channel.pending.proof if signed.channel.pending else ""
+            answer = await self._send("GET", target, headers={"PAYMENT-SIGNATURE": proof})
+            headers: Mapping[str, str] = _expect(answer, HTTPStatus.OK).headers
+            charge, receipt = read_charge(headers), read_receipt(headers)
+            call_id = headers.get("tollway-call-id")
+            if charge is None or charge.charged != PRICE_UNITS or call_id is None:
+                raise TourFailed("a call by the channel was served, and not charged its price")
+            if plan.deposit and receipt is not None and receipt.transaction is not None:
+                deposit_gas = await self._fetch_gas(receipt.transaction)
+            channel = apply_charge(signed.channel, charge)
+            call_ids.append(call_id)
+        if not deposit_gas:
+            raise TourFailed("no receipt names the transaction of the deposit")
+        deposit = self._format_units(channel.balance)
+        self._end_step(
+            "paid by a channel",
+            f"{CHANNEL_CALLS} calls: {self._format_units(channel.charged)} of a deposit of {deposit}",
+        )
+        return call_ids, deposit_gas
+
+    def _find_channel_offer(self, terms: httpx.Response) -> OfferedChannel:
+        for offer in read_channel_offers(terms.headers, _read_json(terms)):
+            if offer.terms.token == self._playground.token.address:
+                if offer.terms.pay_to != self._provider.address or offer.terms.amount != PRICE_UNITS:
+                    raise TourFailed("the terms of the channel differ from those of the listing")
+                return offer
+        raise TourFailed("the 402 offers no payment channel")
+
+    async def _claim_channel(self, deposit_gas: int) -> None:
+        self._step(
+            11,
+            "The gateway claims the channel for the provider",
+            "One transaction claims what the ten calls cost and pays it out. The gateway pays its gas, as that of the deposit.",
+        )
+        paid = await self._wait_settled(CHANNEL_CALLS * PRICE_UNITS)
+        hashes = {TxHash.parse(log["transactionHash"]) for log in paid}
+        gas = deposit_gas + sum([await self._fetch_gas(one) for one in hashes])
+        text = f"{self._format_units(CHANNEL_CALLS * PRICE_UNITS)} in {1 + len(hashes)} transactions: {gas // CHANNEL_CALLS:,} gas a call"
+        self._end_step("claimed", text)
+
+    async def _wait_settled(self, units: int) -> list[Any]:
+        """The events by which the contract has paid the provider that much."""
+        receiver = bytes(self._provider.address).rjust(32, b"\0")
+        topics = ["0x" + SETTLED_TOPIC.hex(), "0x" + receiver.hex()]
+        deadline = time.monotonic() + _DEADLINE_S
+        while True:
+            await self._claim()
+            paid: list[Any] = await self._driver.rpc(
+                "eth_getLogs",
+                {"address": str(SETTLEMENT_CONTRACT), "fromBlock": "earliest", "topics": topics},
+            )
+            if sum(int(log["data"], 16) for log in paid) == units:
+                return paid
+            if time.monotonic() > deadline:
+                raise TourFailed("the contract has not paid out what the ten calls cost")
+            await asyncio.sleep(_POLL_S)
+
+    async def _fetch_gas(self, tx_hash: TxHash) -> int:
+        await self._driver.wait_receipt(tx_hash)
+        return int((await self._driver.rpc("eth_getTransactionReceipt", str(tx_hash)))["gasUsed"], 16)
+
+    async def _check_history(self, call_ids: tuple[str, ...], units: int) -> None:
+        self._step(
+            12,
+            "The caller reads its history",
+            "The history has every paid call with its price and its transaction or channel. Only the wallet's signature opens it.",
+        )
+        answer = await self._send("GET", f"{API}/history?limit=20", signer=self._visitor)
         calls = _read_json(_expect(answer, HTTPStatus.OK)).get("calls") or ()
         if tuple(call.get("id") for call in calls) != call_ids:
-            raise TourFailed("the history does not have exactly the three calls")
+            raise TourFailed("the history does not have exactly the paid calls")
         self._end_step("history", f"{len(calls)} calls, {self._format_units(units)}")
 
     # ---- Requests and payments.

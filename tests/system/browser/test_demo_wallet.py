@@ -43,6 +43,7 @@ async def demo() -> AsyncIterator[RunningDemo]:
             playground=environment.playground,
             http=environment.http,
             report=lambda event: None,
+            claim=environment.claim,
         )
         yield RunningDemo(environment, (await tour.run()).api_id)
 

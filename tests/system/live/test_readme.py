@@ -28,6 +28,7 @@ VOLATILE = (
     (r"127\.0\.0\.1:\d+", "HOST"),
     (r"/\S*/(caller\.key|payments\.sqlite3)", r"FOLDER/\1"),
     (r"\b\d+\.\d+ USD\b", "QUOTE USD"),
+    (r"[\d,]+ gas a call", "GAS a call"),
     (r'("price": )"[\d.]+"', r"\1QUOTE"),
     (r'id="[^"]+"', "id=ID"),
     (r"payment-required: \S+", "payment-required: TERMS"),

@@ -149,18 +149,18 @@ async def test_chains_have_their_channels_and_the_withdrawals_in_sight(
     assert "Payment channels" not in (await browser.get("/chains")).text
     usdc = next(asset for rules in app.rules.values() for asset in rules.assets if asset.token is not None)
     ledger: Any = SqlLedger(app.database, owner_id="one", now_ms=lambda: NOW_MS)
-    writer = asyncio.create_task(ledger.run())
-    await ledger.open()
-    for name in ("first", "second"):
-        config = config_of(name, token=usdc.token)
-        opened = await ledger.open_channel(
-            usdc.chain_id, keccak256(config.salt), config, facts_of(50_000), now_ms=NOW_MS
-        )
-        await buy(ledger, opened, 10_000, asset=usdc.key)
-    going = facts_of(50_000, block_number=200, withdrawal_amount=1, withdrawal_since_s=1)
-    await ledger.renew_channel(opened.key, going, now_ms=NOW_MS)
-    writer.cancel()
-    await asyncio.gather(writer, return_exceptions=True)
+    async with asyncio.TaskGroup() as group:
+        writer = group.create_task(ledger.run())
+        await ledger.open()
+        for name in ("first", "second"):
+            config = config_of(name, token=usdc.token)
+            opened = await ledger.open_channel(
+                usdc.chain_id, keccak256(config.salt), config, facts_of(50_000), now_ms=NOW_MS
+            )
+            await buy(ledger, opened, 10_000, asset=usdc.key)
+        going = facts_of(50_000, block_number=200, withdrawal_amount=1, withdrawal_since_s=1)
+        await ledger.renew_channel(opened.key, going, now_ms=NOW_MS)
+        writer.cancel()
     (network,) = (await browser.get("/admin/api/chains")).json()["networks"]
     assert network["channels"] == [
         {

@@ -64,7 +64,7 @@ async def test_the_ticket_of_a_call_says_where_its_price_is(harness: SignedInHar
     assert "Money paid out to the provider" in (await harness.read(path)).words
 
 
-async def test_the_ticket_of_a_lost_call_asks_its_payer_for_nothing(harness: SignedInHarness) -> None:
+async def test_the_ticket_of_a_lost_call_names_no_debt(harness: SignedInHarness) -> None:
     await harness.sign_in()
     channel = await open_sold(harness)
     call = await sell(harness, channel)
@@ -72,7 +72,7 @@ async def test_the_ticket_of_a_lost_call_asks_its_payer_for_nothing(harness: Sig
     page = await harness.read(f"/my/calls/{call.call_id}")
     assert "REORGED" in page.words
     assert "Money lost" in page.words
-    assert "The payer owes nothing." in page.words
+    assert "Only a further deposit into this channel pays it." in page.words
     assert "The payer owes the price" not in page.words
 
 
