@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Secret
 
+from docsite.economics import CREDIT_CALLS, list_gas, list_prices
 from tollway.chain.networks import PRESETS
 from tollway.cli.commands import ALIASES, CALLERS, COMMANDS, EVERYBODY, OPERATORS, PROVIDERS, Role
 from tollway.client import errors
@@ -81,6 +82,15 @@ def write_presets(_: str) -> str:
         for name, chain_id, kind in (*known, ("another main network", ChainId(1 << 40), "main"))
     )
     return write_table(("preset", *(f"`{name}`" for name in names)), rows)
+
+
+def write_gas(_: str) -> str:
+    return write_table(("transaction", "gas", "bytes"), list_gas())
+
+
+def write_least_prices(_: str) -> str:
+    heads = ("transaction, one call", f"one of {CREDIT_CALLS}", "authorisation", "channel")
+    return write_table(("network", "gas price", *heads), list_prices())
 
 
 def write_limits(part: str) -> str:
@@ -196,6 +206,8 @@ PARTS: Mapping[str, Callable[[str], str]] = {
     "settings": write_settings,
     "networks": write_networks,
     "presets": write_presets,
+    "gas": write_gas,
+    "least-prices": write_least_prices,
     "limits": write_limits,
     "series": write_series,
     "errors": write_errors,

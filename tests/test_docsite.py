@@ -5,12 +5,14 @@ import re
 import shutil
 import tomllib
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from deploy.prometheus.build import ALERTS
 from docsite.build import CONFIG, NAVIGATION, ROOT, build, move_links, write_config, write_sources
+from docsite.economics import CLAIM, DEPOSIT, format_dollars, list_prices
 from tests.kit.deploy_programs import run_check
 from tollway.cli.commands import COMMANDS
 from tollway.registry.openapi import METHODS, parse_yaml_object
@@ -181,3 +183,17 @@ def find_loaded(page: str) -> Iterator[str]:
     for tag in re.findall(r"<(?:script|link|img|iframe|source|video|audio|object|embed)\b[^>]*>", page):
         if not NAMES_A_PAGE.search(tag):
             yield from OTHER_HOSTS.findall(tag)
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [("0.0053955", "0.0054"), ("0.0000538", "0.000054"), ("1.029", "1.0"), ("2.055", "2.1"), ("21.4", "21")],
+)
+def test_a_price_in_the_documentation_has_two_digits(amount: str, text: str) -> None:
+    assert format_dollars(Decimal(amount)) == text
+
+
+def test_a_channel_costs_its_deposit_and_its_claim_over_a_thousand_calls() -> None:
+    (row,) = (one for one in list_prices() if one[0] == "Ethereum")
+    gas = DEPOSIT.gas + CLAIM.gas
+    assert row[-1] == format_dollars(Decimal(10 * gas * 3_000) / 10**9 / 1_000)

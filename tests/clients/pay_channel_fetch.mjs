@@ -31,8 +31,10 @@ const watched = async (input, init) => {
 
 let scheme, fetchWithPayment;
 function restart(salt) {
-  scheme = new BatchSettlementEvmScheme(signer, salt ? { salt } : {});
-  fetchWithPayment = wrapFetchWithPayment(watched, new x402Client().register("eip155:84532", scheme));
+  scheme = salt ? new BatchSettlementEvmScheme(signer, { salt }) : new BatchSettlementEvmScheme(signer);
+  const client = new x402Client();
+  client.register("eip155:84532", scheme);
+  fetchWithPayment = wrapFetchWithPayment(watched, client);
 }
 
 async function call({ url, method = "GET", headers = {}, body }) {

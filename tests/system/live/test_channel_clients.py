@@ -15,7 +15,8 @@ from aiohttp import web
 
 from tests.clients import stock_clients as stock
 from tests.kit.gateway_cluster import API
-from tests.kit.gateway_process import poll
+from tests.kit.gateway_process import ROOT, poll
+from tests.kit.page_blocks import read_blocks
 from tests.kit.ports import find_low_port
 from tests.kit.signed_calls import LONG_LIVED
 from tollway.client import AsyncTollwayClient, PaymentPending, Wallet
@@ -92,6 +93,16 @@ async def run_harness(cluster: Any, settings: dict[str, str]) -> AsyncIterator[H
         provider = await cluster.wallet()
         api_id = await cluster.publish(gateway, provider, pricePerRequest="0.0003")
         yield Harness(cluster=cluster, gateway=gateway, provider=provider, api_id=api_id, gas=gas)
+
+
+async def test_the_lines_of_the_documentation_are_those_of_these_clients() -> None:
+    page = (ROOT / "docs" / "callers-reference.md").read_text()
+    blocks = {one.language: one.text for one in read_blocks(page) if one.runner and "BatchSettl" in one.text}
+    for language, script in (("js", FETCH), ("python", HTTPX)):
+        client = (stock.HERE / script).read_text()
+        shown = blocks[language].replace("chain: base,", "chain: baseSepolia,").replace(":8453", ":84532")
+        lines = [line.removesuffix(";").rpartition(" = ")[2] for line in shown.splitlines() if line]
+        assert [line for line in lines if line not in client] == []
 
 
 @pytest.mark.parametrize("script", [FETCH, HTTPX])
