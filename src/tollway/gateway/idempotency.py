@@ -1,6 +1,7 @@
 """Repeats of a call: a request with the same authorisation, or any request with an idempotency key that names a call.
 
     find -> is the authorisation in the ledger? -> compare signature, secret and body -> stored, running, used, or runs again
+         -> is the deposit of a channel in the ledger? -> compare the body -> stored
          -> does the key name a call of a wallet that the proof opens? -> compare the body -> the same outcomes
 
 This module finds the earlier call of a request before the pipeline checks the listing, the payment or a chain. It only reads: the
@@ -49,6 +50,8 @@ from tollway.ledger.records import (
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.authorization_check import to_authorization
+from tollway.payments.channel_wire import PresentedChannelPayment, SignedDeposit
+from tollway.payments.channels import deposit_nonce
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.wire import PresentedAuthorization
 from tollway.rate_limits.limiter import client_bucket
@@ -186,6 +189,10 @@ class Idempotency:
         known = None
         if isinstance(proof, PresentedAuthorization):
             known = await self.find_known(proof)
+        elif isinstance(proof, PresentedChannelPayment) and isinstance(proof.request, SignedDeposit):
+            repeat = await self._find_deposited(request, entry, reader, proof, proof.request)
+            if repeat is not None:
+                return repeat
         if not isinstance(proof, PresentedAuthorization) or known is None or self._is_too_large(request):
             return await self._find_named(request, entry, reader, proof)
         key = reader.find_key(request, proof)
@@ -213,6 +220,32 @@ class Idempotency:
         response = await self._find_response(request, known.call, body, is_entitled=is_entitled)
         call = known.call if response is None else None
         return Repeat(response=response, call=call, body=body, is_entitled=is_entitled)
+
+    async def _find_deposited(
+        self,
+        request: ProxyRequest,
+        entry: CatalogEntry,
+        reader: KeyReader,
+        proof: PresentedChannelPayment,
+        deposit: SignedDeposit,
+    ) -> Repeat | None:
+        """The stored response of the call whose deposit was undecided. The deposit is public by then; the voucher beside it, which no transaction has shown, proves the payer."""
+        voucher = proof.voucher
+        nonce = deposit_nonce(voucher.channel_id, deposit.salt)
+        asset = "0x" + voucher.config.token.hex()
+        key = AuthorizationKey(voucher.chain_id, asset, voucher.config.payer, nonce)
+        known = await self._ledger.find_authorized_call(key)
+        if known is None or known.state is not CallState.CONSUMED or not known.has_stored_response:
+            return None
+        if self._is_too_large(request) or not await reader.find_key_wallets(request, entry, proof, None):
+            return None
+        request.body.prove()
+        body = await load_compared(request.body, limits=self._limits)
+        if body.body_hash is None or request.digest_for(key.payer, body.body_hash) != known.digest:
+            return Repeat(body=body)
+        stored = await self._stored_responses.find(known.call_id, now_ms=self._ledger.shared_ms())
+        response = None if stored is None else _build_replay(request, stored, known.call_id, [])
+        return Repeat(response=response, body=body)
 
     async def _find_named(
         self,

@@ -93,7 +93,8 @@ class HeldCalls:
     ) -> ChargeFault | None:
         """The fault that the chain shows. A transfer that another sender made with the same from, to and value is no fault: it pays the call."""
         authorization, rules = known.authorization, self._rules[asset.chain_id]
-        quorum = rules.quorum_for(asset, known.price_units)
+        units = asset.floor_to_ledger(authorization.base_units)
+        quorum = rules.quorum_for(asset, units)
         simulated = await simulate_transfer(
             self._chains,
             authorization,
@@ -109,7 +110,7 @@ class HeldCalls:
             self._chains,
             authorization,
             from_block=known.seen_block,
-            depth=rules.confirmations_for(asset, known.price_units),
+            depth=rules.confirmations_for(asset, units),
             quorum=quorum,
         )
         if isinstance(use, UseNotFound):

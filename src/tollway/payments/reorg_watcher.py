@@ -562,11 +562,12 @@ class NetworkWatcher:
         if asset is None:
             return None
         is_gone = payment.state is PaymentState.GONE
+        units = asset.floor_to_ledger(call.authorization.base_units)
         use = await find_use(
             self._chains,
             call.authorization,
             from_block=max(0, call.seen_block - REORG_BLOCKS_MAX),
-            depth=self._rules.confirmations_for(asset, call.price_units) if is_gone else 1,
+            depth=self._rules.confirmations_for(asset, units) if is_gone else 1,
             quorum=Quorum.AGREED,
         )
         return use.transfer if isinstance(use, TransferFound) else None

@@ -211,7 +211,9 @@ class SettlementRecovery:
             return None
         attempts = await self._gas_ledger.attempts_of(call.call_id)
         hashes = [attempt.tx_hash for attempt in attempts]
-        quorum = rules.quorum_for(asset, call.price_units)
+        # Of a deposit these are more than the price of its call: it pays the calls that follow.
+        units = asset.floor_to_ledger(authorization.base_units)
+        quorum = rules.quorum_for(asset, units)
         receipts: Receipts = {}
         if hashes:
             receipts = await self._chains.fetch_receipts(asset.chain_id, hashes, quorum=quorum)
@@ -223,7 +225,7 @@ class SettlementRecovery:
         return _OrphanedCall(
             call=call,
             asset=asset,
-            depth=rules.confirmations_for(asset, call.price_units),
+            depth=rules.confirmations_for(asset, units),
             quorum=quorum,
             attempts=transfers,
             receipts={one.tx_hash: receipts[one.tx_hash] for one in transfers if one.tx_hash in receipts},
