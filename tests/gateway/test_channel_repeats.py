@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.asgi_exchange import Exchange
 from tests.kit.channel_sales import ChannelCaller, ChannelSales
 from tests.kit.gateway import open_gateway
 from tests.kit.payer import has_terms
@@ -28,23 +29,33 @@ async def gateway() -> AsyncIterator[ChannelSales]:
 
 
 @pytest.fixture
-async def undecided(gateway: ChannelSales) -> ChannelCaller:
-    """After a first call whose deposit was mined when its caller had left."""
+async def unmined(gateway: ChannelSales) -> ChannelCaller:
+    """After a first call whose caller has left before its deposit was mined."""
     caller = ChannelCaller.funded(gateway, FUNDS)
     gateway.upstream.answer = plain(b"the paid answer")
     gateway.stop_mining()
-    answer = await caller.open(DEPOSIT, ceiling=PRICE, method="POST", chunks=[b"{}"])
+    answer = await ask(caller)
     assert (answer.status, answer.problem["code"]) == (503, "payment_outcome_unknown")
-    await gateway.recover_chain()
     gateway.upstream.answer = plain(b"another answer")
     return caller
+
+
+async def ask(caller: ChannelCaller, *, ceiling: int = PRICE, content: bytes = b"{}") -> Exchange:
+    return await caller.open(DEPOSIT, ceiling=ceiling, method="POST", chunks=[content])
+
+
+@pytest.fixture
+async def undecided(gateway: ChannelSales, unmined: ChannelCaller) -> ChannelCaller:
+    """The same, and it is mined now."""
+    await gateway.recover_chain()
+    return unmined
 
 
 async def test_the_same_deposit_gets_the_response_that_waited_for_it(
     gateway: ChannelSales, undecided: ChannelCaller
 ) -> None:
     for _ in range(2):
-        again = await undecided.open(DEPOSIT, ceiling=PRICE, method="POST", chunks=[b"{}"])
+        again = await ask(undecided)
         assert (again.status, again.body) == (200, b"the paid answer")
         assert again.headers["idempotency-replayed"] == "true"
         assert not has_terms(again)
@@ -52,10 +63,21 @@ async def test_the_same_deposit_gets_the_response_that_waited_for_it(
     assert (await undecided.channel()).announced == PRICE
 
 
+async def test_a_deposit_that_is_mined_while_its_request_waits_asks_for_no_payment(
+    gateway: ChannelSales, unmined: ChannelCaller
+) -> None:
+    gateway.while_paused = gateway.recover_chain
+    waited = await ask(unmined)
+    assert (waited.status, waited.problem["code"]) == (503, "payment_outcome_unknown")
+    assert not has_terms(waited)
+    again = await ask(unmined)
+    assert (again.status, again.body, gateway.served) == (200, b"the paid answer", 1)
+
+
 async def test_the_next_voucher_beside_the_deposit_gets_it_too_and_is_not_stored(
     gateway: ChannelSales, undecided: ChannelCaller
 ) -> None:
-    again = await undecided.open(DEPOSIT, ceiling=2 * PRICE, method="POST", chunks=[b"{}"])
+    again = await ask(undecided, ceiling=2 * PRICE)
     assert (again.status, again.body, gateway.served) == (200, b"the paid answer", 1)
     channel = await undecided.channel()
     assert channel.candidate is not None
@@ -65,7 +87,7 @@ async def test_the_next_voucher_beside_the_deposit_gets_it_too_and_is_not_stored
 async def test_another_request_is_paid_by_its_own_voucher(
     gateway: ChannelSales, undecided: ChannelCaller
 ) -> None:
-    other = await undecided.open(DEPOSIT, ceiling=2 * PRICE, method="POST", chunks=[b"[]"])
+    other = await ask(undecided, ceiling=2 * PRICE, content=b"[]")
     assert (other.status, other.body, gateway.served) == (200, b"another answer", 2)
     assert (await undecided.channel()).announced == 2 * PRICE
 

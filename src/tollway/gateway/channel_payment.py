@@ -66,6 +66,7 @@ from tollway.ledger.ledger import (
 from tollway.ledger.records import (
     UNKNOWN_DIGEST,
     Authorization,
+    AuthorizedCall,
     CallState,
     ChannelDeposit,
     Cover,
@@ -602,6 +603,8 @@ class ChannelPayment(CallPayment):
             if known.state is CallState.SETTLING:
                 raise Refusal(self._explain_busy(known.call_id, known.state))
             if known.transfer is not None or known.state is CallState.FORWARDING:
+                if self._may_be_answered(known):
+                    raise Refusal(self._explain_busy(known.call_id, CallState.SETTLING))
                 return None
         rules = rail.channel_rules[self.chain_id]
         cost_units = rules.cost_units(asset, rail.chains.gas_price_wei(self.chain_id) or 0)
@@ -616,6 +619,17 @@ class ChannelPayment(CallPayment):
         if isinstance(checked, Problem):
             raise Refusal(checked)
         return checked
+
+    def _may_be_answered(self, known: AuthorizedCall) -> bool:
+        """Whether the call of this deposit ended while this request waited for its turn, and its response may be that of this request: the same request again
+        gets it (`idempotency`)."""
+        if not known.has_stored_response or not is_private(self.proof.voucher, self._channel):
+            return False
+        body_hash = self.body.body_hash
+        return (
+            body_hash is None
+            or self.request.digest_for(known.authorization.payer, body_hash) == known.digest
+        )
 
     async def _check_settlement(self, authorization: Authorization) -> _CheckedDeposit | Problem:
         """Checks on its chain that the deposit would settle now."""
