@@ -24,6 +24,7 @@ from tollway.payments.channel_claims import ChannelClaims
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_refunds import ChannelRefunds, Refunded
 from tollway.payments.channel_terms import ChannelRules
+from tollway.payments.settlement_rules import SettlementRules
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.gas_store import GasStore
 
@@ -47,6 +48,7 @@ class RefundHarness:
         limits: Limits = DEFAULT_LIMITS,
         confirmations: int = 1,
         turns: int = 3,
+        settlement: SettlementRules | None = None,
     ) -> None:
         self.now_ms = NOW_S * 1000
         self.payer = payer or ChannelPayer(valid_before=2**40)
@@ -61,7 +63,7 @@ class RefundHarness:
             )
         }
         self.services = SettlementServices(
-            MinedRules.on(self.chain, settlement_rules()),
+            MinedRules.on(self.chain, settlement or settlement_rules()),
             ledger=self.ledger,
             gas=gas,
             chains=self.chain,

@@ -627,8 +627,7 @@ class ChannelPayment(CallPayment):
             return False
         body_hash = self.body.body_hash
         return (
-            body_hash is None
-            or self.request.digest_for(known.authorization.payer, body_hash) == known.digest
+            body_hash is None or self.request.digest_for(known.authorization.payer, body_hash) == known.digest
         )
 
     async def _check_settlement(self, authorization: Authorization) -> _CheckedDeposit | Problem:

@@ -62,6 +62,8 @@ COST_FACTOR = 10
 OLD_AFTER_MS = 86_400_000
 """A channel with money this old is claimed once it has the cost of its claim."""
 CHANNELS_MAX = 1_000
+CLAIMS = ListingId("")
+"""The gas of claims is of no listing: one transaction claims for many."""
 
 _log = structlog.get_logger(__name__)
 
@@ -255,9 +257,15 @@ class ChannelClaims:
         return claimed - settled
 
     async def send(
-        self, claim: OpenClaim, calls: Sequence[bytes], *, gas: int, sequence: NonceSequence
+        self,
+        claim: OpenClaim,
+        calls: Sequence[bytes],
+        *,
+        gas: int,
+        sequence: NonceSequence,
+        listing_id: ListingId = CLAIMS,
     ) -> SettlementAttempt | None:
-        """Signs a claim, stores it and sends it. `calls`: of the contract, all or nothing. None: one of its channels is in another claim, or no nonce was free."""
+        """Signs a claim, stores it and sends it. `calls`: of the contract, all or nothing. `listing_id`: whose gas it is. None: one of its channels is in another claim, or no nonce was free."""
 
         async def store(attempt: SettlementAttempt) -> bool | NonceUnavailable:
             return await self._ledger.add_claim(claim, attempt)
@@ -268,7 +276,7 @@ class ChannelClaims:
                 ClaimCall(
                     chain_id=claim.chain_id,
                     call_id=claim.id,
-                    listing_id=ListingId(""),
+                    listing_id=listing_id,
                     to=SETTLEMENT_CONTRACT,
                     calldata=encode_multicall(calls),
                     gas=gas,

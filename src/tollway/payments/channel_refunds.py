@@ -40,6 +40,8 @@ from tollway.payments.receipts import ReceiptPoller
 REFUND_GAS = 150_000
 REFUND_INTERVAL_MS = 86_400_000
 """Between two refunds of one channel: each costs the operator a claim and a refund, and the payer nothing."""
+REFUNDS = ListingId("refunds")
+"""All refunds together may cost what one listing may: a wallet opens any number of channels, and pays nothing for their refunds."""
 IDLE_MS = 3_600_000
 """How long a channel must have had no call where the shown voucher is public."""
 
@@ -157,10 +159,12 @@ class ChannelRefunds:
         calls.append(encode_refund(channel.config, base_units=base_units, nonce=nonce, signature=signature))
         if not await self._claims.simulate(channel.chain_id, encode_multicall(calls)):
             raise Refusal(explain_channel(ChannelReason.REFUND_FAILED, _REFUSED))
+        if not self._gas_budget.is_within_budget(channel.chain_id, REFUNDS):
+            raise Refusal(AWAY)
         stored = StoredRow(channel_key=channel.key, voucher=voucher, total=total)
         claim = self._claims.make_claim(channel.chain_id, [stored], is_refund=True)
         attempt = await self._claims.send(
-            claim, calls, gas=CLAIM_GAS + ROW_GAS + REFUND_GAS, sequence=sequence
+            claim, calls, gas=CLAIM_GAS + ROW_GAS + REFUND_GAS, sequence=sequence, listing_id=REFUNDS
         )
         if attempt is None:
             raise Refusal(BUSY)

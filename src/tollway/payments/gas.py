@@ -297,6 +297,11 @@ class GasBudget:
             and self._spending[asset.chain_id, _Payers.ALL].is_within_budget(listing_id)
         )
 
+    def is_within_budget(self, chain_id: ChainId, listing_id: ListingId) -> bool:
+        """Whether the gas of this listing, and of all listings together, is below its budget. `listing_id`: also a name of transactions that no call pays for."""
+        spending = self._spending.get((chain_id, _Payers.ALL))
+        return spending is not None and spending.is_within_budget(listing_id)
+
     def choose_sequence(
         self, chain_id: ChainId, *, is_claimed: bool = False, without: Collection[Address] = ()
     ) -> NonceSequence | None:
