@@ -49,6 +49,7 @@ CLASSES: dict[str, Class] = {
     "observability": "quick",
     "outbound": "quick",
     "payments": "quick",
+    "payments/test_channel_crowd.py": "all",
     "rate_limits": "quick",
     "rate_limits/test_redis_windows.py": "test",
     "registry": "quick",
