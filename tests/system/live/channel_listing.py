@@ -108,6 +108,12 @@ class ChannelListing:
         await self.driver.rpc("anvil_setNextBlockTimestamp", await self.now_s() + seconds)
         await self.driver.mine(1)
 
+    async def publish_another(self) -> "ChannelListing":
+        """Of another provider, at the same gateway."""
+        provider = await self.cluster.wallet()
+        api_id = await self.cluster.publish(self.gateway, provider, pricePerRequest="0.0003")
+        return replace(self, provider=provider, api_id=api_id)
+
     async def open_channel(self, **signed: Any) -> "OwnChannel":
         """Of a new wallet; nothing is signed yet."""
         wallet = await self.cluster.wallet()

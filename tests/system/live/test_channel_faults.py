@@ -4,7 +4,9 @@ The chain is one of its own, because the tests move its clock. A deposit is good
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +28,10 @@ from tests.system.live.channel_listing import (
 from tollway.chain.abi_words import compute_selector
 from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, encode_config, encode_settle
 from tollway.chain.signer import GasKey
-from tollway.ids import TxHash
+from tollway.ids import Address, TxHash
 from tollway.ledger.channels import ChannelState
 from tollway.payments.channel_wire import ChannelReason
-from tollway.sandbox.chain import START_ETH_WEI
+from tollway.sandbox.chain import START_ETH_WEI, Contract, load_artifact
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -293,6 +295,51 @@ async def test_one_bad_channel_among_thirty_takes_no_other_with_it(claiming: Cha
 
 async def has_sent(stall: ChannelListing, count: int) -> bool:
     return await count_sent(stall.cluster, stall.gas) == count
+
+
+async def test_a_blocked_receiver_keeps_his_claims_and_holds_up_no_other(
+    claiming: ChannelListing,
+) -> None:
+    """The token pays him nothing for a while."""
+    other = await claiming.publish_another()
+    own, neighbour = await claiming.open_channel(), await other.open_channel()
+    before = await claiming.earned()
+    async with blocking(claiming.cluster, claiming.provider.address):
+        for one in (own, neighbour):
+            await one.deposit_directly(DEPOSIT)
+            assert (await one.spend(PRICE)).status == 200
+        await other.wait_earned(PRICE)
+        await poll(lambda: is_claimed(own, PRICE), what="the claim of the blocked receiver")
+        assert (await own.escrow(), await claiming.earned()) == ((DEPOSIT, PRICE), before)
+
+    async def is_served() -> bool:
+        return (await own.spend(2 * PRICE)).status == 200
+
+    await poll(is_served, what="a call for the receiver who is not blocked any more")
+    await claiming.wait_earned(before + 2 * PRICE)
+    assert (await own.escrow(), await own.states()) == ((DEPOSIT, 2 * PRICE), ["charged", "charged"])
+    assert await neighbour.escrow() == (DEPOSIT, PRICE)
+    await claiming.check_ledger()
+
+
+@contextlib.asynccontextmanager
+async def blocking(cluster: Any, receiver: Address) -> AsyncIterator[None]:
+    """Meanwhile the token moves nothing to this wallet."""
+    driver, token = cluster.driver, cluster.playground.token
+    proxy = Contract(artifact=load_artifact(CONTRACTS / "BlockingToken.json"), address=token.address)
+    await driver.set_code(LOGIC, token.artifact.runtime_code)
+    await driver.set_code(token.address, proxy.artifact.runtime_code)
+    gas = cluster.playground.account("gas")
+    await driver.wait_receipt(await driver.transact(proxy, "setBlocked", str(receiver), True, key=gas.key))
+    try:
+        yield
+    finally:
+        await driver.set_code(token.address, token.artifact.runtime_code)
+
+
+CONTRACTS = Path(__file__).parent / "contracts"
+LOGIC = Address(bytes(18) + b"\xb1\x0c")
+"""Where `BlockingToken` finds the code of the token."""
 
 
 # ---- Withdrawals.
