@@ -449,9 +449,8 @@ async def test_a_refund_follows_a_direct_refund_of_the_receiver(unclaimed: Chann
     own = await unclaimed.open_channel()
     await own.fill(DEPOSIT, calls=2)
     before = await own.wallet_units()
-    provider = unclaimed.provider
-    calldata = REFUND + encode_config(own.signer.config) + (3 * PRICE).to_bytes(32, "big")
-    sent = await unclaimed.driver.send(key=provider.key, to=SETTLEMENT_CONTRACT, payload=calldata)
+    calldata = encode_direct_refund(own, 3 * PRICE)
+    sent = await unclaimed.driver.send(key=unclaimed.provider.key, to=SETTLEMENT_CONTRACT, payload=calldata)
     assert (await unclaimed.driver.wait_receipt(sent)).succeeded
     assert await own.wallet_units() == before + 3 * PRICE
 
@@ -466,6 +465,34 @@ async def test_a_refund_follows_a_direct_refund_of_the_receiver(unclaimed: Chann
     assert (await own.escrow(), await own.states()) == ((2 * PRICE, 2 * PRICE), ["charged", "charged"])
     assert await own.wallet_units() == before + DEPOSIT - 2 * PRICE
     await unclaimed.check_ledger()
+
+
+async def test_a_direct_refund_that_comes_first_makes_the_other_one_fail(
+    unclaimed: ChannelListing,
+) -> None:
+    """The receiver refunds while the refund of the gateway waits in the pool."""
+    own = await unclaimed.open_channel()
+    await own.fill(DEPOSIT, calls=2)
+    before = await own.wallet_units()
+    async with asyncio.TaskGroup() as group:
+        async with unmined(unclaimed.driver):
+            task = group.create_task(own.refund(ceiling=2 * PRICE))
+            await unclaimed.wait_pending()
+            calldata = encode_direct_refund(own, 3 * PRICE)
+            await send_dearly(unclaimed.cluster, unclaimed.provider, SETTLEMENT_CONTRACT, calldata)
+        refused = await task
+    assert (refused.status, refused.json["reason"]) == (402, ChannelReason.REFUND_FAILED)
+    assert "PAYMENT-RESPONSE" not in refused.headers
+    assert (await own.escrow(), await own.states()) == ((DEPOSIT - 3 * PRICE, 0), ["charged", "charged"])
+    assert await own.wallet_units() == before + 3 * PRICE
+    channel = await own.read()
+    assert (channel.balance_units, channel.facts.refund_nonce) == (DEPOSIT - 3 * PRICE, 1)
+    assert channel.reserved_call is None
+    await unclaimed.check_ledger()
+
+
+def encode_direct_refund(own: OwnChannel, base_units: int) -> bytes:
+    return REFUND + encode_config(own.signer.config) + base_units.to_bytes(32, "big")
 
 
 REFUND = compute_selector("refund((address,address,address,address,address,uint40,bytes32),uint128)")
