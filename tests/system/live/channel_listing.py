@@ -16,7 +16,7 @@ from typing import Any
 from eth_account import Account
 
 from tests.kit.channel_payer import ChannelPayer, Json
-from tests.kit.gateway_cluster import API, Reply
+from tests.kit.gateway_cluster import API, Reply, plain
 from tests.kit.gateway_process import poll
 from tests.kit.node_proxy import NodeProxy, run_node_proxy
 from tests.kit.payer import encode_header
@@ -178,6 +178,14 @@ class OwnChannel:
     async def spend(self, ceiling: int) -> Reply:
         return await self.pay(self.signer.voucher(ceiling))
 
+    async def show(self, wallet: Any, tx_hash: TxHash) -> Reply:
+        """The call, paid by a transaction that this wallet signs for."""
+        stall = self.stall
+        reply: Reply = await stall.cluster.call(
+            stall.gateway, stall.api_id, self.path, headers=plain(wallet, tx_hash)
+        )
+        return reply
+
     async def refund(self, *, ceiling: int) -> Reply:
         """At the refund URL of the channel."""
         stall, config = self.stall, self.signer.config
@@ -250,6 +258,16 @@ class OwnChannel:
         topics = ["0x" + DEPOSITED_TOPIC.hex(), "0x" + self.signer.channel_id.hex()]
         wanted = {"address": str(SETTLEMENT_CONTRACT), "fromBlock": "0x0", "topics": topics}
         return len(await self.stall.driver.rpc("eth_getLogs", wanted))
+
+    async def find_transaction(self, topic: bytes) -> TxHash:
+        """The newest one at the contract with an event of this kind for the receiver."""
+        receiver = "0x" + self.signer.receiver.hex().zfill(64)
+        wanted = {
+            "address": str(SETTLEMENT_CONTRACT),
+            "fromBlock": "0x0",
+            "topics": ["0x" + topic.hex(), receiver],
+        }
+        return TxHash.parse((await self.stall.driver.rpc("eth_getLogs", wanted))[-1]["transactionHash"])
 
     def encode_deposit(self, base_units: int) -> bytes:
         """What anyone may send to the contract with the payer's signature."""

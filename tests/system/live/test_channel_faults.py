@@ -26,9 +26,9 @@ from tests.system.live.channel_listing import (
     read_receipt,
 )
 from tollway.chain.abi_words import compute_selector
-from tollway.chain.channel_contract import SETTLEMENT_CONTRACT, encode_config, encode_settle
+from tollway.chain.channel_contract import SETTLED_TOPIC, SETTLEMENT_CONTRACT, encode_config, encode_settle
 from tollway.chain.signer import GasKey
-from tollway.ids import Address, TxHash
+from tollway.ids import ZERO_ADDRESS, Address, TxHash
 from tollway.ledger.channels import ChannelState
 from tollway.payments.channel_wire import ChannelReason
 from tollway.sandbox.chain import START_ETH_WEI, Contract, load_artifact
@@ -162,6 +162,15 @@ async def test_a_deposit_that_reverts_holds_its_channel_until_its_authorisation_
     refused = await own.deposit(DEPOSIT)
     assert (refused.status, refused.json["reason"]) == (402, ChannelReason.EXPIRED)
     await unclaimed.check_ledger()
+
+
+async def test_a_token_that_keeps_a_fee_takes_no_deposit(unclaimed: ChannelListing) -> None:
+    own = await unclaimed.open_channel()
+    async with proxied_token(unclaimed.cluster, fee=1):
+        refused = await own.deposit(DEPOSIT)
+        assert (refused.status, refused.json["reason"]) == (402, ChannelReason.DEPOSIT_SIMULATION_FAILED)
+    assert (own.seen, await own.states(), await own.escrow()) == (0, [], (0, 0))
+    assert await unclaimed.pending() == []
 
 
 # ---- A chain that changes its mind.
@@ -304,7 +313,7 @@ async def test_a_blocked_receiver_keeps_his_claims_and_holds_up_no_other(
     other = await claiming.publish_another()
     own, neighbour = await claiming.open_channel(), await other.open_channel()
     before = await claiming.earned()
-    async with blocking(claiming.cluster, claiming.provider.address):
+    async with proxied_token(claiming.cluster, blocked=claiming.provider.address):
         for one in (own, neighbour):
             await one.deposit_directly(DEPOSIT)
             assert (await one.spend(PRICE)).status == 200
@@ -323,14 +332,17 @@ async def test_a_blocked_receiver_keeps_his_claims_and_holds_up_no_other(
 
 
 @contextlib.asynccontextmanager
-async def blocking(cluster: Any, receiver: Address) -> AsyncIterator[None]:
-    """Meanwhile the token moves nothing to this wallet."""
+async def proxied_token(
+    cluster: Any, *, blocked: Address = ZERO_ADDRESS, fee: int = 0
+) -> AsyncIterator[None]:
+    """Meanwhile the token moves nothing to that wallet, and keeps a fee."""
     driver, token = cluster.driver, cluster.playground.token
     proxy = Contract(artifact=load_artifact(CONTRACTS / "BlockingToken.json"), address=token.address)
     await driver.set_code(LOGIC, token.artifact.runtime_code)
     await driver.set_code(token.address, proxy.artifact.runtime_code)
     gas = cluster.playground.account("gas")
-    await driver.wait_receipt(await driver.transact(proxy, "setBlocked", str(receiver), True, key=gas.key))
+    for function, arguments in (("setBlocked", (str(blocked), True)), ("setFee", (fee,))):
+        await driver.wait_receipt(await driver.transact(proxy, function, *arguments, key=gas.key))
     try:
         yield
     finally:
@@ -340,6 +352,24 @@ async def blocking(cluster: Any, receiver: Address) -> AsyncIterator[None]:
 CONTRACTS = Path(__file__).parent / "contracts"
 LOGIC = Address(bytes(18) + b"\xb1\x0c")
 """Where `BlockingToken` finds the code of the token."""
+
+
+async def test_no_transfer_of_an_escrow_pays_a_call_as_a_transaction(claiming: ChannelListing) -> None:
+    """Neither the deposit nor the settle that pays the provider."""
+    own, before = await claiming.open_channel(), await claiming.earned()
+    deposited = await own.insist(lambda: own.deposit(DEPOSIT))
+    await claiming.wait_earned(before + PRICE)
+    settled = await own.find_transaction(SETTLED_TOPIC)
+    deposit = TxHash.parse(read_receipt(deposited)["transaction"])
+    codes = [
+        (await own.show(wallet, tx_hash)).code
+        for tx_hash in (deposit, settled)
+        for wallet in (own.wallet, claiming.provider)
+    ]
+    assert codes == ["payment_verification_failed"] * 2 + ["payer_mismatch"] * 2
+    assert own.seen == 1
+    assert await own.states() == ["charged"]
+    await claiming.check_ledger()
 
 
 # ---- Withdrawals.
