@@ -87,6 +87,11 @@ class ChannelListing:
 
         await poll(is_so, what="the offers of a 402")
 
+    async def count_mined(self) -> int:
+        """The mined transactions of the gateway."""
+        address = str(self.gas.address)
+        return int(await self.driver.rpc("eth_getTransactionCount", address, "latest"), 16)
+
     async def pending(self) -> list[TxHash]:
         """The gateway's transactions in the pool."""
         return await find_pending(self.cluster, self.gas.address)

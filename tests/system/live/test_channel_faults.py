@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tests.kit.gateway_cluster import Reply
 from tests.kit.gateway_process import poll
-from tests.kit.signed_calls import count_sent, send_dearly, unmined
+from tests.kit.signed_calls import send_dearly, unmined
 from tests.system.live.channel_listing import (
     PRICE,
     UNCLAIMED,
@@ -283,7 +283,7 @@ async def test_one_bad_channel_among_thirty_takes_no_other_with_it(claiming: Cha
     await driver.mine(1)
     await bad.withdraw(2 * PRICE)
     await bad.finalize()
-    sent = await count_sent(claiming.cluster, claiming.gas)
+    sent = await claiming.count_mined()
     claiming.line.mend()
     claiming.line.lag(3)
     await poll(lambda: has_sent(claiming, sent + 2), what="a claim of 25 channels and one of five")
@@ -298,12 +298,12 @@ async def test_one_bad_channel_among_thirty_takes_no_other_with_it(claiming: Cha
     assert {(await own.states())[0] for own in good} == {"charged"}
     refused = await bad.spend(3 * PRICE)
     assert (refused.status, refused.json["reason"]) == (402, ChannelReason.CUMULATIVE_MISMATCH)
-    assert await count_sent(claiming.cluster, claiming.gas) == sent + 3
+    assert await claiming.count_mined() == sent + 3
     await claiming.check_ledger()
 
 
 async def has_sent(stall: ChannelListing, count: int) -> bool:
-    return await count_sent(stall.cluster, stall.gas) == count
+    return await stall.count_mined() == count
 
 
 async def test_a_blocked_receiver_keeps_his_claims_and_holds_up_no_other(
