@@ -15,6 +15,7 @@ def judge(**fields: Any) -> SettlementEnd:
         "is_moved": True,
         "is_orphaned": True,
         "has_stored_response": False,
+        "is_deposit": False,
         "method": "GET",
         "digest": DIGEST,
         "runs_left": 1,
@@ -63,3 +64,11 @@ def test_what_cannot_run_again_is_credit_and_never_lost(method: str, wrong: dict
     for given in ({"has_stored_response": True}, {"is_orphaned": False}):
         assert judge(method=method, **wrong, **given) is SettlementEnd.BOUGHT
     assert judge(method=method, **wrong, is_moved=False) is SettlementEnd.VOID
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_deposit_whose_response_reached_no_caller_is_credit(method: str) -> None:
+    """The same voucher pays the repeat from the balance of the channel."""
+    assert judge(is_deposit=True, method=method) is SettlementEnd.CREDIT
+    for given in ({"has_stored_response": True}, {"is_orphaned": False}, {"is_charged_by_provider": True}):
+        assert judge(is_deposit=True, method=method, **given) is SettlementEnd.BOUGHT

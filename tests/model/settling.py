@@ -189,6 +189,7 @@ class MemorySettling(MemoryChannels):
             is_orphaned=is_orphaned,
             is_charged_by_provider=call.is_charged_by_provider,
             has_stored_response=self._has_answer(call_id),
+            is_deposit=call.claim.channel is not None,
             method=call.claim.method,
             digest=call.claim.digest,
             runs_left=self._limits.attempts_max - call.attempts,

@@ -463,18 +463,19 @@ def decide_settlement_end(
     is_orphaned: bool,
     is_charged_by_provider: bool = False,
     has_stored_response: bool,
+    is_deposit: bool,
     method: str,
     digest: bytes,
     runs_left: int,
 ) -> SettlementEnd:
     """Decides the end of a call in `settling`. `is_orphaned`: no caller waited, so no caller got the response. A call that cannot run again
-    becomes credit and not lost: else the payer could not use the money. `is_charged_by_provider`: the provider decided that the call was
-    served."""
+    becomes credit and not lost: else the payer could not use the money. So does one that came with a deposit: the balance of its channel pays the repeat, whose
+    voucher a charge would refuse. `is_charged_by_provider`: the provider decided that the call was served."""
     if not is_moved:
         return SettlementEnd.VOID
     if not is_orphaned or has_stored_response or is_charged_by_provider:
         return SettlementEnd.BOUGHT
-    can_run_again = _can_run_again(method, digest, runs_left)
+    can_run_again = not is_deposit and _can_run_again(method, digest, runs_left)
     return SettlementEnd.LOST if can_run_again else SettlementEnd.CREDIT
 
 

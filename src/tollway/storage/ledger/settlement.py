@@ -177,6 +177,7 @@ class BatchSettlement:
             is_orphaned=conclude.is_orphaned,
             is_charged_by_provider=call.is_charged_by_provider,
             has_stored_response=authorization.has_stored_response,
+            is_deposit=authorization.channel_key is not None,
             method=authorization.method,
             digest=authorization.digest,
             runs_left=self._attempts_max - call.attempts,
@@ -265,8 +266,6 @@ class BatchSettlement:
         paid = replace(call, payment_id=channel.payment_id)
         if end is SettlementEnd.CREDIT:
             return locked_rows.move(paid, CallState.RELEASED, moved_ms=moved_ms, **values)
-        if end is SettlementEnd.LOST:
-            values["cut"] = "cut"
         parts = {channel.payment_id: call.due_units} if call.due_units else {}
         locked_rows.set_parts(paid, parts)
         return locked_rows.move(replace(paid, parts=parts), CallState.CONSUMED, moved_ms=moved_ms, **values)
