@@ -3,7 +3,8 @@ migrations of the release after this one. `install` runs in the process, before 
 
 The path of a call names its point: `/echo/…/kill/POINT` kills the process with SIGKILL there, once; `/echo/…/halt/POINT`
 lets that call stand still there. A file in the process's folder says that a call is at its point (`find_mark`); where its
-neighbour `.go` lies, the call goes on. Calls of other paths are left alone.
+neighbour `.go` lies, the call goes on. Calls of other paths are left alone. A claim of channels and a refund have no path: the text of the salt of a
+channel is theirs.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -18,18 +20,22 @@ from typing import Self
 from tests.kit import fixed_limits
 from tests.kit.gateway_process import poll
 from tollway.app import doctor_findings, lifecycle, parts
+from tollway.app.channel_wiring import ChannelParts
 from tollway.app.runtime import now_ms
 from tollway.chain.port import SendRefused
 from tollway.chain.rpc import RpcReader
 from tollway.cli import operator
 from tollway.identity.siwe import PublicOrigin
 from tollway.ids import CallId, ChainId
+from tollway.ledger.channels import Channel, ClaimableChannel, OpenClaim
 from tollway.ledger.ledger import Claim, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUnavailable
 from tollway.ledger.records import CallState, SettledTransfer, SettlementAttempt
 from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest
+from tollway.payments import transactions
 from tollway.storage.engine import postgres
 from tollway.storage.engine.migrate import SchemaCheck, schema_state, upgrade
 from tollway.storage.ledger import ledger_store
+from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 from tollway.storage.ledger.ledger_store import LedgerStore
 from tollway.web.calls import gateway_app
 
@@ -37,6 +43,10 @@ POINTS = {"TEST_POINTS": "on"}
 """Settings of a gateway whose calls obey `/kill/` and `/halt/`."""
 RECOVERY_HALTS = "TEST_RECOVERY_HALTS"
 """At which of its steps (`swept`, `noted`) the settlement recovery stands still. With `POINTS`."""
+CLAIMS = "TEST_CHANNEL_CLAIMS"
+"""A file in the process's folder. With `POINTS`: no claim of channels begins before it is there; refunds do."""
+RESENDS_SOON = {"TEST_RESENDS_SOON": "on"}
+"""Settings of a gateway that sends a stored transaction, which no node has, again at once and not after five seconds. With `POINTS`."""
 CLOCK = "TEST_CLOCK"
 DATABASE_DEADLINE = "TEST_DATABASE_DEADLINE_S"
 """How long the machine may pause within a statement, a connection or a renewal on PostgreSQL. A gateway has seconds for each of them."""
@@ -47,6 +57,7 @@ DISCONNECT_CHECK_S = 2.0
 """How long a gateway with `POINTS` waits for its server to report that a caller has left. On a busy machine the server's own thread may
 report it later than the tenth of a second that a gateway usually waits; a report ends the wait."""
 SENT_POLL_S = 0.001
+RESENT_AFTER_MS = 1
 
 
 def install(environment: Mapping[str, str]) -> None:
@@ -61,6 +72,8 @@ def install(environment: Mapping[str, str]) -> None:
         vars(parts)["RpcReader"] = PointReader
         vars(gateway_app)["DISCONNECT_CHECK_S"] = DISCONNECT_CHECK_S
         vars(lifecycle)["App"] = PointApp
+        if environment.keys() >= RESENDS_SOON.keys():
+            vars(transactions)["FILL_AFTER_MS"] = RESENT_AFTER_MS
     fixed_limits.install(environment)
 
 
@@ -80,7 +93,8 @@ class Points:
     """`kill` and `halt` are the actions. The points, in order: `dialled`, `before-claim`, `claimed`, `sent-no-head`,
     `at-head`, `closed` (the outcome is written, the head is not sent, on any rail), `mid-body`, `unfinished` (the end of the
     answer is not written, and the caller has it all the same); of settlements `stored`, `sent`, `mined`, `concluded`,
-    `answer-kept`, `adrift`."""
+    `answer-kept`, `adrift`; of claims and refunds of channels `signed`, `stored`, `sent`, `mined`, `renewed` (the ledger has what the chain says of the
+    channel, and the claim is open), `ended`."""
 
     def __init__(self) -> None:
         self._paths: dict[CallId, str] = {}
@@ -89,6 +103,9 @@ class Points:
     def note_claim(self, claim: Claim) -> None:
         self._paths[claim.call_id] = claim.path
 
+    def note_path(self, call_id: CallId, path: str) -> None:
+        self._paths[call_id] = path
+
     def note_sent(self, raw: bytes, call_id: CallId) -> None:
         self._sent[raw] = call_id
 
@@ -96,8 +113,10 @@ class Points:
         await self.reach_by_path(point, self._paths.get(call_id, ""))
 
     async def reach_sent(self, raw: bytes) -> None:
-        if raw in self._sent:
-            await self.reach("sent", self._sent[raw])
+        """After its first broadcast."""
+        call_id = self._sent.pop(raw, None)
+        if call_id is not None:
+            await self.reach("sent", call_id)
 
     async def reach_by_path(self, point: str, path: str) -> None:
         self.kill_at(point, path)
@@ -186,6 +205,53 @@ class PointLedger(LedgerStore):
         return is_orphaned
 
 
+class PointChannels(ChannelClaimStore):
+    """The newest channel of a claim names its point."""
+
+    async def list_claimable(self, chain_id: ChainId, *, limit: int) -> tuple[ClaimableChannel, ...]:
+        if CLAIMS in os.environ and not Path(os.environ[CLAIMS]).exists():
+            return ()
+        return await super().list_claimable(chain_id, limit=limit)
+
+    async def add_claim(self, claim: OpenClaim, attempt: SettlementAttempt) -> bool | NonceUnavailable:
+        await self._note(claim)
+        await _POINTS.reach("signed", claim.id)
+        is_stored = await super().add_claim(claim, attempt)
+        _POINTS.note_sent(attempt.raw, claim.id)
+        if is_stored is True:
+            await _POINTS.reach("stored", claim.id)
+        return is_stored
+
+    async def list_open_claims(self, chain_id: ChainId) -> tuple[OpenClaim, ...]:
+        claims = await super().list_open_claims(chain_id)
+        for claim in claims:
+            await self._note(claim)
+        return claims
+
+    async def find_channel_by_key(self, key: int) -> Channel | None:
+        """What ends a claim reads its channels once its transaction is mined."""
+        channel = await super().find_channel_by_key(key)
+        if channel is not None:
+            await _POINTS.reach_by_path("mined", _read_path(channel))
+        return channel
+
+    async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
+        await _POINTS.reach("renewed", claim_id)
+        await super().close_claim(claim_id, now_ms=now_ms)
+        await _POINTS.reach("ended", claim_id)
+
+    async def _note(self, claim: OpenClaim) -> None:
+        newest = await super().find_channel_by_key(max(row.channel_key for row in claim.rows))
+        if newest is not None:
+            _POINTS.note_path(claim.id, _read_path(newest))
+
+
+def _read_path(channel: Channel) -> str:
+    """The text of its salt; empty for another salt."""
+    text = channel.config.salt.rstrip(b"\0")
+    return text.decode() if text.isascii() else ""
+
+
 class PointHttpClient(HttpClient):
     def connect(self, request: UpstreamRequest) -> UpstreamExchange:
         return PointExchange(self, request)
@@ -237,12 +303,22 @@ class PointReader(RpcReader):
         await _POINTS.reach_sent(raw)
         return refused
 
+    async def resend_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
+        """Also the first broadcast of a claim of channels."""
+        refused = await super().resend_transaction(chain_id, raw)
+        await _POINTS.reach_sent(raw)
+        return refused
+
 
 class PointApp(lifecycle.App):
     def _make_ledger(self) -> LedgerStore:
         return PointLedger(
             self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=now_ms
         )
+
+    def _make_channel_parts(self) -> ChannelParts | None:
+        channel_parts = super()._make_channel_parts()
+        return None if channel_parts is None else replace(channel_parts, ledger=PointChannels(self.database))
 
     def _make_http_client(self, origin: PublicOrigin) -> HttpClient:
         return PointHttpClient(limits=self.settings.limits, allow_private=True)
