@@ -85,13 +85,13 @@ class ChannelCall:
     body: bytes | None = None
     key: str | None = None
 
-    async def send(self, gateway: Any = None, **options: Any) -> Any:
+    async def send(self, gateway: Any = None, *, query: str = "", **options: Any) -> Any:
         shop = self.channel.shop
         headers = [self.header, *([("Idempotency-Key", self.key)] if self.key else [])]
         return await shop.cluster.call(
             gateway or shop.gateways[0],
             shop.api_id,
-            self.path,
+            self.path + query,
             method=self.method,
             headers=headers,
             content=self.body,
@@ -174,8 +174,9 @@ class PaidChannel:
         self.charged += charged
         assert int(told["extra"]["channelState"]["chargedCumulativeAmount"]) == self.charged, told
 
-    async def heal(self, reply: Any) -> None:
-        """Reads a corrective 402. It is about money that is in the channel already; the announced sum is one that this caller has signed for."""
+    async def heal(self, reply: Any) -> bool:
+        """Reads a corrective 402. It is about money that is in the channel already; the announced sum is one that this caller has signed for. False: without a voucher
+        that proves it, the caller takes what the chain says."""
         assert "PAYMENT-RESPONSE" not in reply.headers
         required = decode_header(reply.headers["PAYMENT-REQUIRED"].encode())
         assert required["error"].endswith((MISMATCH, "cumulative_below_claimed")), required
@@ -191,6 +192,7 @@ class PaidChannel:
             assert claimed <= announced <= int(voucher["signedMaxClaimable"]), required
         self.charged, self.balance = announced, balance
         self.corrected += 1
+        return voucher is not None
 
     # ---- Refund.
 

@@ -104,7 +104,8 @@ TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ledger:
-    """The sums of the rows. `wallets`: by role; `taken`: units that calls took from payments, by asset."""
+    """The sums of the rows. `wallets`: by role; `taken`: units that calls took from payments, by asset; what is in a channel is in no list of
+    payments."""
 
     assets: dict[tuple[int, str], Asset]
     wallets: dict[str, set[Address]]
@@ -173,8 +174,10 @@ def _read_ledger(connection: Connection) -> _Ledger:
         asset = assets[chain_id, key]
         sums[STATES[state], asset.caip19] += asset.to_base_units(int(units))
     taken: Counter[str] = Counter()
-    by_asset = select(payments.chain_id, payments.asset, func.sum(payments.taken_units)).group_by(
-        payments.chain_id, payments.asset
+    by_asset = (
+        select(payments.chain_id, payments.asset, func.sum(payments.taken_units))
+        .where(~payments.is_escrow)
+        .group_by(payments.chain_id, payments.asset)
     )
     for chain_id, key, units in connection.execute(by_asset):
         asset = assets[chain_id, key]
