@@ -420,7 +420,7 @@ class KillLoad:
     async def check_chain(self) -> int:
         """Every coin that moved to the provider by an authorisation stands in the books, and no other does."""
         columns = payment_table.c
-        query = select(columns.value_units).where(columns.is_authorized)
+        query = select(columns.value_units).where(columns.is_authorized, ~columns.is_escrow)
         async with self._open_ledger() as database:
             settled = sum(await database.read(lambda connection: connection.execute(query).scalars().all()))
         earned = await balance_of(self.cluster, self.provider.address) - START_USDC_UNITS

@@ -81,6 +81,8 @@ async def test_channels_in_a_storm_are_claimed_to_what_was_charged(
             await process.wait_ready()
         await load.finish()
         sums = await load.check()
+        report = await here.audit(processes[0])
+        assert (report.wrong, report.held_calls, report.held_payments) == ((), (), ())
         await here.check_exports(processes[0])
     torture.tell(
         gateways=gateways,

@@ -1,6 +1,6 @@
 """Two hundred times SIGKILL for a random gateway under load, each restarted at once. The upstream's log has no call
 twice, no response is without a record, and soon every payment is spent, spendable, or held with a reason that its
-payer can read."""
+payer can read; what channels were charged is claimed, and no more."""
 
 import asyncio
 import os
@@ -15,6 +15,7 @@ from tests.kit.gateway_process import GatewayProcess
 from tests.kit.scripted_upstream import ALWAYS, run_scripted_upstream
 from tests.kit.signed_calls import LEASE_S, RENEWS_OFTEN
 from tests.kit.waits import DEADLINE_S
+from tests.long.torture.channel_load import ChannelLoad
 from tests.long.torture.kill_load import KINDS, KillLoad
 from tests.long.torture.measures import stopwatch
 
@@ -29,11 +30,14 @@ ANSWERS_BETWEEN = 25
 """At most this many answers are waited for between two kills; none at all is a kill while another one starts."""
 PROGRESS_DEADLINE_S = 120.0
 SETTINGS = {
+    "TOLLWAY_CHANNELS": "true",
     "TOLLWAY_LIMIT_IN_FLIGHT_PER_ADDRESS_MAX": "100000",
     "TOLLWAY_LOG_LEVEL": "warning",
+    "TEST_LIMIT_CHANNEL_CLAIM_INTERVAL_S": "2",
 }
 QUICK = {
     **RENEWS_OFTEN,
+    "TEST_LIMIT_CHANNEL_CLAIM_INTERVAL_S": "0.3",
     "TEST_LIMIT_RECOVERY_INTERVAL_S": "0.2",
     "TEST_LIMIT_SWEEP_INTERVAL_S": "0.2",
 }
@@ -60,16 +64,19 @@ async def test_kill_9_under_load_repeats_no_call_loses_no_record_and_leaves_no_p
         torture.pick(short=callers[0], long=callers[1]),
     )
     url = await make_skewed(cluster) if kind == "postgresql" else f"sqlite:///{cluster.folder}/kills.sqlite3"
-    gas = await cluster.wallet()
+    gas, *channel_wallets = await cluster.wallets(1 + crowd)
     settings = {**SETTINGS, **torture.pick(short=QUICK, long={}), "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
     async with (
         run_scripted_upstream(turns_default=ALWAYS) as upstream,
         cluster.gateways(gateways, database_url=url, settings=settings) as processes,
     ):
+        channels = await ChannelLoad.start(cluster, processes, upstream, dice=child(torture.random))
         load = await KillLoad.start(cluster, processes, upstream, url=url, dice=child(torture.random))
         with stopwatch() as storm_s:
             last_kill_s, settled_s = await blow(
                 load,
+                channels,
+                channel_wallets,
                 processes,
                 storm_s,
                 kills=count,
@@ -80,10 +87,12 @@ async def test_kill_9_under_load_repeats_no_call_loses_no_record_and_leaves_no_p
         for process in processes:
             await process.wait_ready()
         await load.finish()
+        await channels.finish()
         await load.wait_settled(deadline_s=LAST_LOOK_S)
         states = await load.check_upstream()
         fates = await load.check_payers(processes[-1])
         settled = await load.check_chain()
+        in_channels = await channels.check()
         assert (await cluster.audit(processes[0])).wrong == ()
         sums = await cluster.check_exports(processes[0])
         assert await cluster.prove_closed_hours(processes[0]) > 0
@@ -96,6 +105,9 @@ async def test_kill_9_under_load_repeats_no_call_loses_no_record_and_leaves_no_p
         kills_per_s=round(count / last_kill_s, 2),
         settled_s=round(settled_s, 1),
         transfers=settled,
+        channels=len(channels.channels),
+        channel_calls=dict(channels.told),
+        **in_channels,
         calls=dict(states),
         payments=dict(fates),
         exported={f"{state} {asset}": units for (state, asset), units in sums.items()},
@@ -111,6 +123,8 @@ async def make_skewed(cluster: Any) -> str:
 
 async def blow(
     load: KillLoad,
+    channels: ChannelLoad,
+    channel_wallets: list[Any],
     processes: list[GatewayProcess],
     elapsed_s: Callable[[], float],
     *,
@@ -127,6 +141,8 @@ async def blow(
         for kind in KINDS:
             for _ in range(callers):
                 group.create_task(load.call_on(kind, child(dice), lambda: is_over))
+        for wallet in channel_wallets:
+            group.create_task(channels.call_on(wallet, child(dice), lambda: is_over))
         for _ in range(kills):
             more = dice.randrange(ANSWERS_BETWEEN)
             await load.answered.wait_more(more, deadline_s=PROGRESS_DEADLINE_S, what="answers between kills")
