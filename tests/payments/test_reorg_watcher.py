@@ -244,6 +244,28 @@ async def test_a_debt_ends_when_the_transfer_is_deep_enough_in_another_transacti
     assert (await watch.ledger.audit()).is_balanced
 
 
+async def test_a_deposit_comes_back_at_the_depth_of_its_own_value(watch, monkeypatch) -> None:
+    """The call that it came with costs less."""
+    find = watch.ledger.authorizations_in
+
+    async def find_cheaper(payment_id: int, *, limit: int) -> Any:
+        return tuple(replace(call, price_units=1) for call in await find(payment_id, limit=limit))
+
+    monkeypatch.setattr(watch.ledger, "authorizations_in", find_cheaper)
+    watch.watcher = watch.make(rules=replace(rules_of(CHAIN), confirmations=((0, 1), (5_000, 3))))
+    _, authorization = await watch.settle()
+    watch.chain.reorg(CHAIN, 1)
+    await watch.check(2)
+    elsewhere = land(watch, authorization)
+    await watch.check()
+    assert await watch.ledger.debts(PAYER) != ()
+    watch.chain.bury(CHAIN, 2)
+    await watch.check()
+    assert await watch.ledger.debts(PAYER) == ()
+    held = await watch.ledger.find_authorized_call(authorization.key)
+    assert (held.state, held.transfer) == (CallState.CONSUMED, elsewhere)
+
+
 async def test_a_transfer_that_moves_back_and_forth_is_followed(watch) -> None:
     payment, authorization = await watch.settle()
     watch.chain.reorg(CHAIN, 1)
