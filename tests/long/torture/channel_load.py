@@ -83,9 +83,10 @@ class ChannelLoad:
         verb, *key = method.split(" with a ")
         number = sum(self.told.values()), self.dice.getrandbits(32)
         path = f"/{shape}/channel/{number[0]}-{number[1]}"
-        options = {"method": verb, "body": b"{}" if verb == "POST" else None}
-        keys = {"key": f"key-{number[1]}-{number[0]}-of-a-call"} if key else {}
-        call = channel.sign(path, **options, **keys)
+        options: dict[str, Any] = {"method": verb, "body": b"{}" if verb == "POST" else None}
+        if key:
+            options["key"] = f"key-{number[1]}-{number[0]}-of-a-call"
+        call = channel.sign(path, **options)
         is_healed = False
         for _ in range(TRIES):
             reply = await self.ask(call, query=f"?s={seconds:.3f}")
@@ -94,7 +95,7 @@ class ChannelLoad:
             elif reply.status == 402:
                 assert not is_healed, (channel.charged, reply.body)
                 is_healed = await self.heal(channel, reply)
-                call = channel.sign(path, **options, **keys)
+                call = channel.sign(path, **options)
             elif reply.code in WAITING:
                 is_healed = False
                 await asyncio.sleep(BUSY_PAUSE_S)
