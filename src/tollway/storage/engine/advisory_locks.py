@@ -9,12 +9,16 @@ from hashlib import sha256
 
 from sqlalchemy import Connection, text
 
+from tollway.storage.engine.statements import Prepared
+
 STRIPES = 256
 
 # Sorted in a subquery, because a function in the select list may run before an ORDER BY of the same query.
-_TAKE_LOCKS = text(
-    "SELECT pg_advisory_xact_lock(:space, stripe) FROM"
-    " (SELECT stripe FROM unnest(CAST(:stripes AS integer[])) AS stripe ORDER BY stripe OFFSET 0) AS turn"
+_TAKE_LOCKS = Prepared(
+    text(
+        "SELECT pg_advisory_xact_lock(:space, stripe) FROM"
+        " (SELECT stripe FROM unnest(CAST(:stripes AS integer[])) AS stripe ORDER BY stripe OFFSET 0) AS turn"
+    )
 )
 
 
@@ -24,7 +28,7 @@ def take_advisory_locks(connection: Connection, names: Iterable[bytes], *, space
         return
     stripes = sorted({stripe_of(name) for name in names})
     if stripes:
-        connection.execute(_TAKE_LOCKS, {"space": space, "stripes": stripes})
+        _TAKE_LOCKS.fetch(connection, space=space, stripes=stripes)
 
 
 def stripe_of(name: bytes) -> int:

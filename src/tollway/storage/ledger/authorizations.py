@@ -4,16 +4,18 @@ Plain functions over a connection; `ledger_batch`, `settlement`, `recovery` and 
 On PostgreSQL, claims on one wallet's balance take an advisory lock before every other lock of a batch; SQLite has one writer.
 """
 
+from collections import namedtuple
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
-    Row,
     Select,
     and_,
+    bindparam,
     exists,
     insert,
     literal_column,
@@ -43,6 +45,7 @@ from tollway.ledger.records import (
 )
 from tollway.payments.deployment import is_wrapped
 from tollway.storage.engine.advisory_locks import take_advisory_locks
+from tollway.storage.engine.statements import Prepared, Within
 from tollway.storage.ledger.channel_rows import read_channels
 from tollway.storage.ledger.idempotency import has_stored_response
 from tollway.storage.ledger.ledger_tables import (
@@ -60,15 +63,15 @@ LOCK_SPACE = 0x70757273
 def find_authorized_call(
     connection: Connection, key: AuthorizationKey, *, responded_since_ms: int
 ) -> AuthorizedCall | None:
-    columns = authorization_table.c
-    query = _authorized_query(responded_since_ms).where(
-        columns.nonce == key.nonce,
-        columns.chain_id == key.chain_id,
-        columns.asset == key.asset,
-        columns.payer == key.payer,
+    rows = _FIND_AUTHORIZED.fetch(
+        connection,
+        nonce=key.nonce,
+        chain_id=key.chain_id,
+        asset=key.asset,
+        payer=key.payer,
+        responded_since_ms=responded_since_ms,
     )
-    row = connection.execute(query).first()
-    return None if row is None else _parse_each(connection, [row])[0]
+    return _parse_each(connection, [_AuthorizedRow(*rows[0])])[0] if rows else None
 
 
 def read_authorized(
@@ -146,11 +149,40 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
     if not authorized:
         return []
     keys = [claim.authorization.key for claim in authorized if claim.authorization is not None]
+    # Several searches by index, because one search with OR would walk the table. The order matters: on PostgreSQL each search sees
+    # the commits before its beginning, so a call that is concluded between two searches is found by the later one. In another
+    # order it could be in neither, and its units would count as available.
+    rows = [
+        # May also find authorisations of other payers with the same nonce; they do no harm.
+        *_KNOWN_OF_KEYS.fetch(connection, nonces=list({key.nonce for key in keys})),
+        *_KNOWN_MOVING.fetch(connection, payers=list({key.payer for key in keys})),
+        *_fetch_settled_since(connection, authorized),
+    ]
+    return list({one.key: one for one in map(_parse_known, rows)}.values())
+
+
+def _fetch_settled_since(connection: Connection, claims: Iterable[Claim]) -> list[Sequence[Any]]:
+    """Transfers after the balances of these claims were read. A search for each chain, because block numbers of chains differ."""
+    payers: dict[ChainId, set[Address]] = {}
+    seen_block: dict[ChainId, int] = {}
+    for claim in claims:
+        assert claim.authorization is not None
+        assert claim.cover is not None
+        key, block_number = claim.authorization.key, claim.cover.block_number
+        payers.setdefault(key.chain_id, set()).add(key.payer)
+        seen_block[key.chain_id] = min(block_number, seen_block.get(key.chain_id, block_number))
+    return [
+        row
+        for chain_id, block_number in seen_block.items()
+        for row in _KNOWN_SETTLED.fetch(
+            connection, payers=list(payers[chain_id]), chain_id=chain_id, block_number=block_number
+        )
+    ]
+
+
+def _select_known() -> Select[Any]:
     columns, calls = authorization_table.c, call_table.c
-    # May also find authorisations of other payers with the same nonce; they do no harm.
-    of_keys = columns.nonce.in_({key.nonce for key in keys})
-    moving = and_(calls.payer.in_({key.payer for key in keys}), text(MOVING))
-    query = select(
+    return select(
         columns.nonce,
         columns.chain_id,
         columns.asset,
@@ -163,22 +195,6 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
         calls.state,
         calls.price_units,
     ).join(call_table, calls.id == columns.call_id)
-    found: dict[AuthorizationKey, KnownAuthorization] = {}
-    # Several searches by index, because one search with OR would walk the table. The order matters: on PostgreSQL each search sees
-    # the commits before its beginning, so a call that is concluded between two searches is found by the later one. In another
-    # order it could be in neither, and its units would count as available.
-    for where in (of_keys, moving, *_settled_since(authorized)):
-        for row in connection.execute(query.where(where)):
-            found[_key_of(row)] = KnownAuthorization(
-                key=_key_of(row),
-                call_id=CallId(row.call_id),
-                state=CallState(row.state),
-                price_units=row.price_units,
-                settled_block=row.settled_block,
-                valid_before=int(row.valid_before),
-                deposit_units=0 if row.channel_id is None else int(row.base_units),
-            )
-    return list(found.values())
 
 
 def has_open_deployment(
@@ -195,27 +211,42 @@ def has_open_deployment(
     return any(is_wrapped(bytes(signature)) for signature in connection.scalars(query))
 
 
-def _settled_since(claims: Iterable[Claim]) -> list[ColumnElement[bool]]:
-    """Conditions for transfers after the balances of these claims were read. One for each chain, because block numbers of chains differ."""
-    columns = authorization_table.c
-    payers: dict[ChainId, set[Address]] = {}
-    seen_block: dict[ChainId, int] = {}
-    for claim in claims:
-        assert claim.authorization is not None
-        assert claim.cover is not None
-        key, block_number = claim.authorization.key, claim.cover.block_number
-        payers.setdefault(key.chain_id, set()).add(key.payer)
-        seen_block[key.chain_id] = min(block_number, seen_block.get(key.chain_id, block_number))
-    return [
-        and_(
-            columns.payer.in_(payers[chain_id]),
-            columns.chain_id == chain_id,
-            # Literal, for the index.
-            text("settled_block IS NOT NULL"),
-            columns.settled_block > block_number,
-        )
-        for chain_id, block_number in seen_block.items()
-    ]
+_KNOWN_OF_KEYS = Prepared(_select_known().where(Within(authorization_table.c.nonce, "nonces")))
+# The texts are literal, for the indexes.
+_KNOWN_MOVING = Prepared(_select_known().where(Within(call_table.c.payer, "payers"), text(MOVING)))
+_KNOWN_SETTLED = Prepared(
+    _select_known().where(
+        Within(authorization_table.c.payer, "payers"),
+        authorization_table.c.chain_id == bindparam("chain_id"),
+        text("settled_block IS NOT NULL"),
+        authorization_table.c.settled_block > bindparam("block_number"),
+    )
+)
+
+
+def _parse_known(row: Sequence[Any]) -> KnownAuthorization:
+    (
+        nonce,
+        chain_id,
+        asset,
+        payer,
+        call_id,
+        settled_block,
+        valid_before,
+        channel_id,
+        base_units,
+        state,
+        price_units,
+    ) = row
+    return KnownAuthorization(
+        key=AuthorizationKey(ChainId(chain_id), asset, Address(payer), nonce),
+        call_id=call_id,
+        state=CallState(state),
+        price_units=price_units,
+        settled_block=settled_block,
+        valid_before=int(valid_before),
+        deposit_units=0 if channel_id is None else int(base_units),
+    )
 
 
 def write_claimed(
@@ -236,13 +267,20 @@ def write_claimed(
         else:
             moved.append({**row, "at_call": earlier})
     if fresh:
-        connection.execute(insert(authorization_table), fresh)
+        _ADD_CLAIMED.run(connection, fresh)
     # One statement for each, because the count of changed rows proves that no other transaction moved the authorisation.
     for row in moved:
         at = update(authorization_table).where(
             authorization_table.c.call_id == row.pop("at_call"), authorization_table.c.tx_hash.is_(None)
         )
         check_count(connection.execute(at.values(row)).rowcount, 1)
+
+
+_ADD_CLAIMED = Prepared(
+    insert(authorization_table).values(
+        {name: bindparam(name) for name in authorization_table.columns.keys()}  # noqa: SIM118
+    )
+)
 
 
 def lock_authorization(connection: Connection, call_id: CallId) -> None:
@@ -278,7 +316,7 @@ def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: 
     return frozenset(settling)
 
 
-def _authorized_query(responded_since_ms: int) -> Select[Any]:
+def _authorized_query(responded_since_ms: int | BindParameter[int]) -> Select[Any]:
     columns, calls, terms = authorization_table.c, call_table.c, call_terms_table.c
     query = select(
         *(column for column in columns if column.name not in ("tx_hash", "looked_ms")),
@@ -302,7 +340,18 @@ def _authorized_query(responded_since_ms: int) -> Select[Any]:
     )
 
 
-def _parse_each(connection: Connection, rows: Sequence[Row[Any]]) -> list[AuthorizedCall]:
+def _find_query() -> Select[Any]:
+    columns = authorization_table.c
+    names = ("nonce", "chain_id", "asset", "payer")
+    query = _authorized_query(bindparam("responded_since_ms"))
+    return query.where(*(columns[name] == bindparam(name) for name in names))
+
+
+_FIND_AUTHORIZED = Prepared(_find_query())
+_AuthorizedRow = namedtuple("_AuthorizedRow", _find_query().selected_columns.keys())  # type: ignore[misc]  # read from the query
+
+
+def _parse_each(connection: Connection, rows: Sequence[Any]) -> list[AuthorizedCall]:
     """Reads the channels of deposits; none for other authorisations."""
     keys = {row.channel_id for row in rows if row.channel_id is not None}
     channels = read_channels(connection, keys)
@@ -319,7 +368,7 @@ def _parse_each(connection: Connection, rows: Sequence[Row[Any]]) -> list[Author
     return found
 
 
-def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
+def _parse_authorized(row: Any) -> AuthorizedCall:
     state = CallState(row.state)
     return AuthorizedCall(
         authorization=Authorization(
@@ -344,7 +393,7 @@ def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
         attempts=row.attempts,
         price=row.price,
         price_units=row.price_units,
-        is_orphaned=row.is_adrift,
+        is_orphaned=bool(row.is_adrift),
         is_lost=state is CallState.CONSUMED and row.cut == "cut",
         has_stored_response=bool(row.has_stored_response),
         seen_block=row.seen_block,
@@ -387,10 +436,6 @@ def _claimed_row(claim: Claim, channel_keys: Mapping[ChannelName, int]) -> dict[
 
 def _is_unknown() -> ColumnElement[bool]:
     return call_table.c.state == literal_column("'unknown'")
-
-
-def _key_of(row: Any) -> AuthorizationKey:
-    return AuthorizationKey(ChainId(row.chain_id), row.asset, Address(row.payer), bytes(row.nonce))
 
 
 def _lock_name_of(wallet: PayerAccount) -> bytes:

@@ -18,18 +18,18 @@ from sqlalchemy import (
     cast,
     func,
     insert,
-    or_,
     select,
     text,
     update,
 )
+from sqlalchemy.dialects import postgresql
 
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.ledger import CodeRecord, NonceUnavailable
 from tollway.ledger.records import CallState, SettlementAttempt
 from tollway.money import UNITS_MAX
 from tollway.storage.engine.database import Database, write_retried
-from tollway.storage.engine.statements import insert_for
+from tollway.storage.engine.statements import Prepared, insert_for
 from tollway.storage.ledger.ledger_tables import (
     attempt_table,
     channel_claim_table,
@@ -245,37 +245,39 @@ def is_attempt_stored(connection: Connection, attempt: SettlementAttempt) -> boo
 
 def lock_nonces(connection: Connection, signers: Collection[SignerKey]) -> dict[SignerKey, int]:
     """Locks the next nonces of the signers, in one order, and returns them. A new signer begins at 0."""
-    if not signers:
-        return {}
-    wanted = sorted(set(signers))
-    rows = [{"sender": sender, "chain_id": chain_id, "next_nonce": 0} for sender, chain_id in wanted]
-    connection.execute(insert_for(connection, settlement_nonce_table).on_conflict_do_nothing(), rows)
-    columns = settlement_nonce_table.c
-    where = or_(
-        *(and_(columns.sender == sender, columns.chain_id == chain_id) for sender, chain_id in wanted)
-    )
-    query = (
-        select(settlement_nonce_table)
-        .where(where)
-        .order_by(columns.sender, columns.chain_id)
-        .with_for_update()
-    )
-    return {
-        (Address(row.sender), ChainId(row.chain_id)): int(row.next_nonce) for row in connection.execute(query)
-    }
+    nonces: dict[SignerKey, int] = {}
+    for sender, chain_id in sorted(set(signers)):
+        found = _LOCK_NONCE.fetch(connection, sender=sender, chain_id=chain_id)
+        if not found:
+            _ADD_SIGNER.run(connection, [{"sender": sender, "chain_id": chain_id}])
+            found = _LOCK_NONCE.fetch(connection, sender=sender, chain_id=chain_id)
+        nonces[sender, chain_id] = found[0][0]
+    return nonces
 
 
 def write_nonces(connection: Connection, signers: dict[SignerKey, int]) -> None:
-    columns = settlement_nonce_table.c
-    at = update(settlement_nonce_table).where(
-        columns.sender == bindparam("at_sender"), columns.chain_id == bindparam("at_chain")
-    )
     rows = [
-        {"at_sender": sender, "at_chain": chain_id, "to_nonce": nonce}
+        {"sender": sender, "chain_id": chain_id, "to_nonce": nonce}
         for (sender, chain_id), nonce in sorted(signers.items())
     ]
     if rows:
-        connection.execute(at.values(next_nonce=bindparam("to_nonce")), rows)
+        _WRITE_NONCE.run(connection, rows)
+
+
+_IS_SIGNER = and_(
+    settlement_nonce_table.c.sender == bindparam("sender"),
+    settlement_nonce_table.c.chain_id == bindparam("chain_id"),
+)
+_LOCK_NONCE = Prepared(select(settlement_nonce_table.c.next_nonce).where(_IS_SIGNER).with_for_update())
+_WRITE_NONCE = Prepared(
+    update(settlement_nonce_table).where(_IS_SIGNER).values(next_nonce=bindparam("to_nonce"))
+)
+# Both dialects have the same `ON CONFLICT DO NOTHING`.
+_ADD_SIGNER = Prepared(
+    postgresql.insert(settlement_nonce_table)
+    .values(sender=bindparam("sender"), chain_id=bindparam("chain_id"), next_nonce=0)
+    .on_conflict_do_nothing()
+)
 
 
 def is_nonce_open(connection: Connection, attempt: SettlementAttempt) -> bool:
@@ -308,14 +310,19 @@ def write_attempts(connection: Connection, attempts: Sequence[SettlementAttempt]
         for attempt in attempts
     ]
     if rows:
-        connection.execute(insert(attempt_table), rows)
-    _write_wallet_gas(connection, [attempt for attempt in attempts if attempt.code_hash is not None])
+        _ADD_ATTEMPTS.run(connection, rows)
+    with_code = [attempt for attempt in attempts if attempt.code_hash is not None]
+    if with_code:
+        _write_wallet_gas(connection, with_code)
+
+
+_ADD_ATTEMPTS = Prepared(
+    insert(attempt_table).values({name: bindparam(name) for name in attempt_table.columns.keys()})  # noqa: SIM118
+)
 
 
 def _write_wallet_gas(connection: Connection, attempts: Sequence[SettlementAttempt]) -> None:
     """Writes the gas of payers with code. The row of a nonce belongs to the last transaction that was signed with it."""
-    if not attempts:
-        return
     fresh = insert_for(connection, wallet_gas_table)
     new_values = {name: fresh.excluded[name] for name in _OF_WALLET_GAS}
     key = [column.name for column in wallet_gas_table.primary_key]

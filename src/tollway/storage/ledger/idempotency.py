@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     ColumnElement,
     Connection,
     LargeBinary,
@@ -189,7 +190,9 @@ def decode_stored_response(encoded: bytes) -> StoredResponse:
     return StoredResponse(status=int(status), headers=headers, body=body)
 
 
-def has_stored_response(call_id: ColumnElement[str], *, since_ms: int) -> ColumnElement[bool]:
+def has_stored_response(
+    call_id: ColumnElement[str], *, since_ms: int | BindParameter[int]
+) -> ColumnElement[bool]:
     columns = stored_response_table.c
     return exists(select(columns.call_id).where(columns.call_id == call_id, columns.created_ms > since_ms))
 

@@ -419,8 +419,10 @@ class LockedRows:
             for call, parts in self._parts.values()
         ]
         _SET_CALL_TAKEN.run(self._connection, taken)
-        ids = list(self._parts)
-        self._connection.execute(delete(topup_table).where(topup_table.c.call_id.in_(ids)))
+        # A call that held nothing has no further payments.
+        held = [call.id for call, _ in self._parts.values() if call.parts]
+        if held:
+            _DELETE_TOPUPS.run(self._connection, [{"at_id": call_id} for call_id in held])
         rows = [
             row for call, parts in self._parts.values() for row in topup_rows(call.id, call.payment_id, parts)
         ]
@@ -540,6 +542,7 @@ _READ_TOPUPS = Prepared(
 ADD_TOPUPS = Prepared(
     insert(topup_table).values({name: bindparam(name) for name in ("call_id", "payment_id", "units")})
 )
+_DELETE_TOPUPS = Prepared(delete(topup_table).where(topup_table.c.call_id == bindparam("at_id")))
 
 _ADD_MARKS = Prepared(
     insert(sales_mark_table).values({name: bindparam(name) for name in ("hour_ms", "marked_ms")})

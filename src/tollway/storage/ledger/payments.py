@@ -18,6 +18,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
@@ -43,7 +44,7 @@ from tollway.money import UNITS_MAX
 from tollway.storage.engine.batch_loader import BatchLoader
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.outage import ValueRefused
-from tollway.storage.engine.statements import Prepared, Within, insert_for
+from tollway.storage.engine.statements import Prepared, Within
 from tollway.storage.ledger.channel_balance import lock_with_channels, return_deposit
 from tollway.storage.ledger.debts import find_debts, pay_debts
 from tollway.storage.ledger.gone_payments import has_unmoved, move_calls
@@ -221,27 +222,42 @@ def insert_payment(
     is_escrow: bool = False,
 ) -> bool:
     check_units(new.value_units)
-    statement = insert_for(connection, payment_table).values(
-        chain_id=new.chain_id,
-        tx_hash=new.tx_hash,
-        asset=new.asset,
-        payer=new.payer,
-        payee=new.payee,
-        value_units=new.value_units,
-        taken_units=0,
-        calls=0,
-        state=(PaymentState.FINAL if new.is_final else PaymentState.UNFINAL).value,
-        block_number=new.block_number,
-        block_hash=new.block_hash,
-        block_time=new.block_time,
-        is_plain_ended=False,
-        is_held=False,
-        is_authorized=is_authorized,
-        is_escrow=is_escrow,
-        recorded_ms=now_ms,
-        checked_ms=NEVER_MS,
+    row = {
+        "chain_id": new.chain_id,
+        "tx_hash": new.tx_hash,
+        "asset": new.asset,
+        "payer": new.payer,
+        "payee": new.payee,
+        "value_units": new.value_units,
+        "taken_units": 0,
+        "calls": 0,
+        "state": (PaymentState.FINAL if new.is_final else PaymentState.UNFINAL).value,
+        "block_number": new.block_number,
+        "block_hash": new.block_hash,
+        "block_time": new.block_time,
+        "is_plain_ended": False,
+        "is_held": False,
+        "is_authorized": is_authorized,
+        "is_escrow": is_escrow,
+        "recorded_ms": now_ms,
+        "checked_ms": NEVER_MS,
+    }
+    return _INSERT.run(connection, [row]) == 1
+
+
+_NOT_INSERTED = {"id", "gone_ms"}
+# Both dialects have the same `ON CONFLICT DO NOTHING`.
+_INSERT = Prepared(
+    postgresql.insert(payment_table)
+    .values(
+        {
+            column.name: bindparam(column.name)
+            for column in payment_table.c
+            if column.name not in _NOT_INSERTED
+        }
     )
-    return connection.execute(statement.on_conflict_do_nothing()).rowcount == 1
+    .on_conflict_do_nothing()
+)
 
 
 def reinstate_payment(connection: Connection, payment: Payment, new: NewPayment, now_ms: int) -> Payment:
@@ -298,25 +314,34 @@ def raise_payment(
     """Raises the value of a payment by the transfer of a further authorisation, or by logs that nodes had not reported before. Its row is locked. A
     gone payment keeps its value in its row only. Raises `ValueRefused`, and nothing is written, when the value would exceed a
     signed 64-bit column: SQLite would write a float."""
-    columns, payment = payment_table.c, locked_rows.payments[payment_id]
+    payment = locked_rows.payments[payment_id]
     is_authorized = payment.is_authorized or is_by_authorization
-    raised = connection.execute(
-        update(payment_table)
-        .where(columns.id == payment_id, columns.value_units <= UNITS_MAX - units)
-        .values(
-            value_units=columns.value_units + units,
-            calls=columns.calls + calls,
-            is_authorized=is_authorized,
-            checked_ms=NEVER_MS,
-        )
-    )
-    if raised.rowcount != 1:
+    row = {
+        "at_id": payment_id,
+        "at_most": UNITS_MAX - units,
+        "more_units": units,
+        "more_calls": calls,
+        "to_authorized": is_authorized,
+    }
+    if _RAISE.run(connection, [row]) != 1:
         raise ValueRefused("the balance of a payment is at most 2^63 - 1")
     if payment.state is not PaymentState.GONE:
         payment = replace(payment, value_units=payment.value_units + units)
     locked_rows.payments[payment_id] = replace(
         payment, calls=payment.calls + calls, is_authorized=is_authorized
     )
+
+
+_RAISE = Prepared(
+    update(payment_table)
+    .where(payment_table.c.id == bindparam("at_id"), payment_table.c.value_units <= bindparam("at_most"))
+    .values(
+        value_units=payment_table.c.value_units + bindparam("more_units"),
+        calls=payment_table.c.calls + bindparam("more_calls"),
+        is_authorized=bindparam("to_authorized"),
+        checked_ms=NEVER_MS,
+    )
+)
 
 
 def _key(new: NewPayment) -> tuple[bytes, int, str, bytes, bytes]:
@@ -342,15 +367,25 @@ def payment_of_transfer(
 
 
 def find_payment_id(connection: Connection, new: NewPayment) -> int:
-    columns = payment_table.c
-    query = select(columns.id).where(
-        columns.tx_hash == new.tx_hash,
-        columns.chain_id == new.chain_id,
-        columns.asset == new.asset,
-        columns.payer == new.payer,
-        columns.payee == new.payee,
+    ((payment_id,),) = _FIND_ID.fetch(
+        connection,
+        tx_hash=new.tx_hash,
+        chain_id=new.chain_id,
+        asset=new.asset,
+        payer=new.payer,
+        payee=new.payee,
     )
-    return int(connection.execute(query).scalar_one())
+    return int(payment_id)
+
+
+_FIND_ID = Prepared(
+    select(payment_table.c.id).where(
+        *(
+            payment_table.c[name] == bindparam(name)
+            for name in ("tx_hash", "chain_id", "asset", "payer", "payee")
+        )
+    )
+)
 
 
 def _read_by_id(connection: Connection, payment_ids: Sequence[int]) -> tuple[Payment, ...]:

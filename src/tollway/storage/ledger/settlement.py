@@ -7,8 +7,9 @@ that stores a transaction hash also takes its nonce. The commit that consumes or
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, Select, bindparam, select, update
 
 from tollway.ids import Address, CallId, ChainId, TxHash
 from tollway.ledger.ledger import Close, Closed, Fenced, NonceUnavailable
@@ -21,6 +22,7 @@ from tollway.ledger.records import (
     SettlementEnd,
     decide_settlement_end,
 )
+from tollway.storage.engine.statements import Prepared, Within
 from tollway.storage.ledger.channel_balance import credit_deposit
 from tollway.storage.ledger.gas_store import (
     SignerKey,
@@ -116,9 +118,7 @@ class BatchSettlement:
         if not concludes:
             return set()
         by_call = {one.call_id: one for one in concludes}
-        columns = authorization_table.c
-        in_order = select(columns.call_id).where(columns.call_id.in_(list(by_call))).order_by(columns.call_id)
-        self._connection.execute(in_order.with_for_update()).all()
+        _LOCK_AUTHORIZATIONS.fetch(self._connection, call_ids=list(by_call))
         seen = self._locked_rows.read_calls(list(by_call))
         self._authorizations = self._read_authorizations(list(by_call))
         moved = {
@@ -211,7 +211,7 @@ class BatchSettlement:
         write_attempts(self._connection, self._attempts)
         write_nonces(self._connection, self._next_nonces)
         if self._ended:
-            self._connection.execute(_END, self._ended)
+            _END.run(self._connection, self._ended)
 
     def _record_transfer(
         self, call: LockedCall, end: SettlementEnd, values: dict[str, object], *, moved_ms: int
@@ -292,51 +292,79 @@ class BatchSettlement:
         return attempt is None or is_attempt_stored(self._connection, attempt)
 
     def _read_authorizations(self, call_ids: Sequence[CallId]) -> dict[CallId, _LockedAuthorization]:
-        columns = authorization_table.c
-        query = (
-            select(
-                columns.call_id,
-                columns.chain_id,
-                columns.asset,
-                columns.payer,
-                columns.payee,
-                columns.is_adrift,
-                columns.tx_hash,
-                columns.base_units,
-                columns.channel_id,
-                call_terms_table.c.method,
-                call_table.c.digest,
-                has_stored_response(columns.call_id, since_ms=self._responded_since_ms).label(
-                    "has_stored_response"
-                ),
-            )
-            .join(call_table, call_table.c.id == columns.call_id)
-            .join(call_terms_table, call_terms_table.c.id == call_table.c.terms_id)
-            .where(columns.call_id.in_(call_ids))
+        rows = _READ_AUTHORIZATIONS.fetch(
+            self._connection, call_ids=list(call_ids), responded_since_ms=self._responded_since_ms
         )
-        return {
-            CallId(row.call_id): _LockedAuthorization(
-                chain_id=ChainId(row.chain_id),
-                asset=row.asset,
-                payer=Address(row.payer),
-                payee=Address(row.payee),
-                is_orphaned=row.is_adrift,
-                transfer=None if row.tx_hash is None else TxHash(row.tx_hash),
-                method=row.method,
-                digest=bytes(row.digest),
-                has_stored_response=bool(row.has_stored_response),
-                base_units=int(row.base_units),
-                channel_key=row.channel_id,
-            )
-            for row in self._connection.execute(query)
-        }
+        return {row[0]: _parse_authorization(row) for row in rows}
 
 
-_END = (
+_END = Prepared(
     update(authorization_table)
     .where(authorization_table.c.call_id == bindparam("at_call"))
     .values(is_adrift=False, tx_hash=bindparam("to_hash"), settled_block=bindparam("to_block"))
 )
+_LOCK_AUTHORIZATIONS = Prepared(
+    select(authorization_table.c.call_id)
+    .where(Within(authorization_table.c.call_id, "call_ids"))
+    .order_by(authorization_table.c.call_id)
+    .with_for_update()
+)
+
+
+def _select_authorizations() -> Select[Any]:
+    columns = authorization_table.c
+    return (
+        select(
+            columns.call_id,
+            columns.chain_id,
+            columns.asset,
+            columns.payer,
+            columns.payee,
+            columns.is_adrift,
+            columns.tx_hash,
+            columns.base_units,
+            columns.channel_id,
+            call_terms_table.c.method,
+            call_table.c.digest,
+            has_stored_response(columns.call_id, since_ms=bindparam("responded_since_ms")),
+        )
+        .join(call_table, call_table.c.id == columns.call_id)
+        .join(call_terms_table, call_terms_table.c.id == call_table.c.terms_id)
+        .where(Within(columns.call_id, "call_ids"))
+    )
+
+
+_READ_AUTHORIZATIONS = Prepared(_select_authorizations())
+
+
+def _parse_authorization(row: Sequence[Any]) -> _LockedAuthorization:
+    (
+        _,
+        chain_id,
+        asset,
+        payer,
+        payee,
+        is_adrift,
+        tx_hash,
+        base_units,
+        channel_key,
+        method,
+        digest,
+        is_stored,
+    ) = row
+    return _LockedAuthorization(
+        chain_id=ChainId(chain_id),
+        asset=asset,
+        payer=Address(payer),
+        payee=Address(payee),
+        is_orphaned=bool(is_adrift),
+        transfer=None if tx_hash is None else TxHash(tx_hash),
+        method=method,
+        digest=digest,
+        has_stored_response=bool(is_stored),
+        base_units=int(base_units),
+        channel_key=channel_key,
+    )
 
 
 def _is_concluded(conclude: Conclude, call: LockedCall, authorization: _LockedAuthorization) -> bool:
