@@ -21,7 +21,7 @@ from tollway.chain.responses import (
     parse_bytes,
     parse_call,
     parse_estimate,
-    parse_finalized,
+    parse_final_tag,
     parse_log_subjects,
     parse_log_transactions,
     parse_mined,
@@ -127,12 +127,12 @@ HEAD = parse_block({"number": "0xa", "hash": "0x" + "0a" * 32, "timestamp": "0x6
 
 @pytest.mark.parametrize("value", [None, fault("finalized block not found"), fault("x", code=-32601)])
 def test_nothing_is_final_where_the_node_has_no_final_block(value: object) -> None:
-    assert parse_finalized(value, head=HEAD) == 0
+    assert parse_final_tag(value, head=HEAD) is None
 
 
 def test_a_final_block_above_the_head_is_unusable() -> None:
     with pytest.raises(UnusableResponse):
-        parse_finalized({"number": "0xb", "hash": "0x" + "0b" * 32, "timestamp": "0x65"}, head=HEAD)
+        parse_final_tag({"number": "0xb", "hash": "0x" + "0b" * 32, "timestamp": "0x65"}, head=HEAD)
 
 
 @pytest.mark.parametrize("member", ["number", "hash", "timestamp"])

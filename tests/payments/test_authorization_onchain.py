@@ -173,6 +173,8 @@ async def ask(
         requirement_of(),
         SimulatedTransfer(
             facts=facts_of(**{"code_size": 23, **facts}),
+            to=authorization.token,
+            calldata=b"",
             deployment=None,
             gas_max=DEFAULT_LIMITS.settlement_gas_max,
         ),

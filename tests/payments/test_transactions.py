@@ -12,14 +12,15 @@ from tests.kit.settlement import LISTING, TOKEN, SettlementHarness, make_gas_key
 from tollway.chain.port import Fees
 from tollway.ids import CallId, ListingId
 from tollway.ledger.ledger import Fenced, NonceUnavailable
-from tollway.ledger.records import SettlementAttempt
+from tollway.ledger.records import Authorization, SettlementAttempt
 from tollway.payments.nonces import NonceSequence
 from tollway.payments.transactions import (
     NONCE_TRIES_MAX,
+    SentCall,
     TransactionFees,
-    TransferCall,
     bump_fees,
     choose_fees,
+    encode_settlement,
     encode_transfer_call,
     limit_gas,
     read_fees,
@@ -37,11 +38,21 @@ def fees(base_gwei: float, tip_gwei: float) -> Fees:
     return Fees(chain_id=CHAIN, base_fee_wei=round(base_gwei * GWEI), tip_wei=round(tip_gwei * GWEI))
 
 
+def call_of(authorization: Authorization, listing_id: ListingId = LISTING) -> SentCall:
+    to, calldata = encode_settlement(authorization, None)
+    return SentCall(
+        chain_id=authorization.chain_id,
+        call_id=CallId("c"),
+        listing_id=listing_id,
+        gas=90_000,
+        to=to,
+        calldata=calldata,
+    )
+
+
 def test_an_attempt_contains_only_the_signed_fields() -> None:
     authorization = AuthorizationSigner().authorize()
-    transfer_call = TransferCall(
-        authorization=authorization, call_id=CallId("c"), listing_id=LISTING, gas=90_000
-    )
+    transfer_call = call_of(authorization)
     tx_fees = TransactionFees(max_fee_wei=3 * GWEI, tip_wei=GWEI)
     attempt = sign_attempt(transfer_call, make_gas_key(), nonce=4, tx_fees=tx_fees, now_ms=5)
     sent = parse_sent(attempt.raw)
@@ -65,9 +76,7 @@ def test_an_attempt_contains_only_the_signed_fields() -> None:
 def test_a_replacement_differs_only_in_its_price(signature: bytes) -> None:
     key, tx_fees = make_gas_key(), TransactionFees(max_fee_wei=3 * GWEI, tip_wei=GWEI)
     authorization = AuthorizationSigner().authorize(signature=signature)
-    transfer_call = TransferCall(
-        authorization=authorization, call_id=CallId("c"), listing_id=LISTING, gas=90_000
-    )
+    transfer_call = call_of(authorization)
     first = sign_attempt(transfer_call, key, nonce=4, tx_fees=tx_fees, now_ms=5)
     more = TransactionFees(max_fee_wei=4 * GWEI, tip_wei=2 * GWEI)
     replacement = sign_replacement(first, key, tx_fees=more, now_ms=6)
@@ -77,9 +86,7 @@ def test_a_replacement_differs_only_in_its_price(signature: bytes) -> None:
 
 def test_a_filler_moves_nothing_and_has_the_same_nonce() -> None:
     key, tx_fees = make_gas_key(), TransactionFees(max_fee_wei=3 * GWEI, tip_wei=GWEI)
-    transfer_call = TransferCall(
-        authorization=AuthorizationSigner().authorize(), call_id=CallId("c"), listing_id=LISTING, gas=90_000
-    )
+    transfer_call = call_of(AuthorizationSigner().authorize())
     first = sign_attempt(transfer_call, key, nonce=4, tx_fees=tx_fees, now_ms=5)
     filler = sign_filler(first, key, tx_fees=tx_fees, now_ms=6)
     sent = parse_sent(filler.raw)
@@ -143,9 +150,7 @@ def sequence_of(harness: SettlementHarness) -> NonceSequence:
 
 
 async def sign(harness: SettlementHarness, store: Store) -> Any:
-    transfer_call = TransferCall(
-        authorization=harness.payer().authorize(), call_id=CallId("c"), listing_id=ListingId("l"), gas=90_000
-    )
+    transfer_call = call_of(harness.payer().authorize(), ListingId("l"))
     sequence = sequence_of(harness)
     return await sign_next(
         transfer_call,

@@ -390,17 +390,16 @@ class NodePool:
 
     async def read_first(self, read: NodeRead[T], *, deadline_s: float) -> T:
         """The first usable response of a node."""
-        return (await self._read_some(read, lambda report: None, count=1, deadline_s=deadline_s))[0]
+        reports = await self.read_agreeing(
+            read, compared=lambda report: None, quorum=Quorum.ONE, deadline_s=deadline_s
+        )
+        return reports[0]
 
     async def read_agreeing(
         self, read: NodeRead[T], *, compared: Callable[[T], object], quorum: Quorum, deadline_s: float
     ) -> list[T]:
         """Reads from the nodes in order until as many responses as `quorum` needs have the same `compared`; returns these."""
-        return await self._read_some(read, compared, count=self.count_needed(quorum), deadline_s=deadline_s)
-
-    async def _read_some(
-        self, read: NodeRead[T], compared: Callable[[T], object], *, count: int, deadline_s: float
-    ) -> list[T]:
+        count = self.count_needed(quorum)
         failures: list[str] = []
         reports: list[tuple[RpcNode, T]] = []
         for node in self.in_order:

@@ -40,7 +40,6 @@ from tollway.chain.responses import (
     parse_call,
     parse_estimate,
     parse_final_tag,
-    parse_finalized,
     parse_log_subjects,
     parse_log_transactions,
     parse_mined,
@@ -76,7 +75,8 @@ async def read_receipts(
     calls.append(("eth_getBlockByNumber", ["finalized", False]))
     *halves, latest, finalized = await node.send_batch(session, calls)
     head = _parse_head(node, latest)
-    finalized_number = parse_finalized(finalized, head=head)
+    # 0 is safe: a payment is then not final and is watched for longer.
+    finalized_number = parse_final_tag(finalized, head=head) or 0
     read = _parse_usable(tx_hashes, halves)
     blocks = {head.number: head}
     heights = {mined.block_number for mined in read.values() if not isinstance(mined, UnminedTransaction)} - {

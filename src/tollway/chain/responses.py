@@ -218,14 +218,6 @@ def parse_next_time(value: object) -> int | None:
     return _parse_number(_parse_object(value, "a block").get("timestamp"))
 
 
-def parse_finalized(value: object, *, head: BlockHeader) -> int:
-    """The number of the latest final block; 0 where the node has none or does not support the tag.
-
-    0 is safe: a payment is then not final and is watched for longer.
-    """
-    return parse_final_tag(value, head=head) or 0
-
-
 def parse_final_tag(value: object, *, head: BlockHeader) -> int | None:
     """The number of the latest final block; None where the node has none or does not support the tag."""
     if value is None or isinstance(value, RpcFault):

@@ -103,7 +103,10 @@ def parse_authorizations_used(logs: Iterable[Log], *, token: Address) -> tuple[t
     return tuple(
         (Address(log.topics[1][12:]), log.topics[2])
         for log in logs
-        if log.address == token and not log.removed and _is_authorization_used(log)
+        if log.address == token
+        and not log.removed
+        and _is_end(log)
+        and log.topics[0] == AUTHORIZATION_USED_TOPIC
     )
 
 
@@ -136,10 +139,6 @@ def has_ended(logs: Iterable[Log], *, token: Address, payer: Address, nonce: byt
         log.address == token and not log.removed and _is_end(log) and log.topics[1:] == (_PAD + payer, nonce)
         for log in logs
     )
-
-
-def _is_authorization_used(log: Log) -> bool:
-    return _is_end(log) and log.topics[0] == AUTHORIZATION_USED_TOPIC
 
 
 def _is_end(log: Log) -> bool:

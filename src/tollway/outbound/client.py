@@ -250,7 +250,7 @@ class UpstreamExchange:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         if exc is not None or not self._is_head_read:
-            self._end(is_untouched=not self.is_sent and (exc is None or isinstance(exc, Exception)))
+            self.close(is_untouched=not self.is_sent and (exc is None or isinstance(exc, Exception)))
 
     @property
     def is_reused(self) -> bool:
@@ -282,7 +282,7 @@ class UpstreamExchange:
                 head = await self._deliver_again(request, fields, head_deadline_s)
         except BaseException as exc:
             # Now, and not at the exit: the caller's handling of the failure may take long.
-            self._end(is_untouched=not self.is_sent and isinstance(exc, Exception))
+            self.close(is_untouched=not self.is_sent and isinstance(exc, Exception))
             raise
         self._is_head_read = True
         self.status, self.headers, self.length = head.status, head.headers, head.length
@@ -366,14 +366,11 @@ class UpstreamExchange:
         body = connection.take_whole()
         if body is not None:
             self.is_read = True
-            self._end()
+            self.close()
         return body
 
-    def close(self) -> None:
-        """Gives the connection up: it is cut at once unless the whole body has arrived. Idempotent."""
-        self._end()
-
-    def _end(self, *, is_untouched: bool = False) -> None:
+    def close(self, *, is_untouched: bool = False) -> None:
+        """Gives the connection up: it is cut at once unless the whole body has arrived. Idempotent. `is_untouched`: nothing was written to it."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._client.end_call(self._origin, connection, is_untouched=is_untouched)

@@ -69,9 +69,11 @@ AuthorizationUse = TransferFound | Cancelled | UseNotFound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTransfer:
-    """`deployment`: of the payer's wallet, where the transaction contains it. `gas_max`: the most gas that the transaction may use."""
+    """`to`, `calldata`: the transaction. `deployment`: of the payer's wallet, where the transaction contains it. `gas_max`: the most gas that the transaction may use."""
 
     facts: AuthorizationFacts
+    to: Address
+    calldata: bytes
     deployment: Deployment | None
     gas_max: int
 
@@ -111,7 +113,9 @@ async def simulate_transfer(
             valid_after=authorization.valid_after,
             quorum=quorum,
         )
-        return SimulatedTransfer(facts=facts, deployment=deployment, gas_max=gas_max)
+        return SimulatedTransfer(
+            facts=facts, to=to, calldata=calldata, deployment=deployment, gas_max=gas_max
+        )
 
     simulated = await simulate(None)
     deployment = choose_deployment(

@@ -47,7 +47,7 @@ from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.channels import claim_batch_digest
 from tollway.payments.gas import GasBudget
 from tollway.payments.nonces import NonceSequence
-from tollway.payments.transactions import ClaimCall, resend, sign_next
+from tollway.payments.transactions import SentCall, resend, sign_next
 
 ROWS_MAX = 25
 """How many channels one transaction claims: about 17,000 gas and 700 bytes each."""
@@ -273,7 +273,7 @@ class ChannelClaims:
         sequence.in_flight += 1
         try:
             attempt = await sign_next(
-                ClaimCall(
+                SentCall(
                     chain_id=claim.chain_id,
                     call_id=claim.id,
                     listing_id=listing_id,

@@ -4,6 +4,7 @@ Clients and proxies refuse large headers, so a `PAYMENT-REQUIRED` that is too la
 template is JSON that is constant except for a few slots: it is encoded once and filled for each response.
 """
 
+from binascii import b2a_base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from tollway.ids import Address, ChainId, TxHash, format_network
 from tollway.ledger.records import Dialect
 from tollway.payments.mpp import METHOD, RECEIPT_HEADER, format_moment
 from tollway.payments.pricing import PaymentRequirement
-from tollway.payments.wire import encode_base64, encode_json, encode_object, encode_object_urlsafe
+from tollway.payments.wire import encode_json, encode_object, encode_object_urlsafe
 from tollway.payments.x402 import (
     RESPONSE_HEADER,
     RESPONSE_HEADER_V1,
@@ -120,13 +121,13 @@ class PaymentRequiredEncoder:
         values = {**values, URL: encode_json(url)}
         for template in self._list_templates():
             if _encoded_bytes(template.count(values)) <= REQUIRED_BYTES_MAX:
-                return encode_base64(template.fill(values))
+                return b2a_base64(template.fill(values), newline=False)
         # A path of kilobytes: its beginning still names the listing.
         path = url.partition("?")[0]
         values[URL] = encode_json(path)
         if _encoded_bytes(template.count(values)) > REQUIRED_BYTES_MAX:
             values[URL] = encode_json(path[:_PATH_KEPT])
-        return encode_base64(template.fill(values))
+        return b2a_base64(template.fill(values), newline=False)
 
     def _list_templates(self) -> Iterator[JsonTemplate]:
         yield from self._templates

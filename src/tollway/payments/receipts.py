@@ -115,18 +115,13 @@ class ReceiptPoller:
     async def _poll_waiters(self, chain_id: ChainId, waiters: list[_Waiter]) -> set[Address]:
         """Resolves the waiters whose transaction is deep enough; returns the senders with a mined transaction."""
         mined_senders: set[Address] = set()
-        for quorum in Quorum:
-            mined_senders |= await self._poll_by_quorum(
-                quorum, chain_id, [waiter for waiter in waiters if waiter.quorum is quorum]
-            )
-        return mined_senders
-
-    async def _poll_by_quorum(
-        self, quorum: Quorum, chain_id: ChainId, waiters: list[_Waiter]
-    ) -> set[Address]:
-        mined_senders: set[Address] = set()
-        for start in range(0, len(waiters), BATCH_MAX):
-            batch = waiters[start : start + BATCH_MAX]
+        of_quorums = [(quorum, [one for one in waiters if one.quorum is quorum]) for quorum in Quorum]
+        batches = [
+            (quorum, found[start : start + BATCH_MAX])
+            for quorum, found in of_quorums
+            for start in range(0, len(found), BATCH_MAX)
+        ]
+        for quorum, batch in batches:
             wanted = list(dict.fromkeys(waiter.tx_hash for waiter in batch))
             try:
                 receipts = await self._chains.fetch_receipts(chain_id, wanted, quorum=quorum)

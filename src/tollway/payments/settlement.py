@@ -61,7 +61,7 @@ from tollway.payments.lookup_quota import AuthorizationLookup, AuthorizationQuot
 from tollway.payments.nonces import NonceSequence
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.receipts import ReceiptPoller
-from tollway.payments.transactions import TransactionReplacer, TransferCall, limit_gas, sign_next
+from tollway.payments.transactions import SentCall, TransactionReplacer, limit_gas, sign_next
 from tollway.payments.wire import AuthorizationReason, explain_authorization
 from tollway.rate_limits.limiter import RateLimiter
 
@@ -167,7 +167,8 @@ class Settlement:
         self._limits = limits
         self._now_ms = now_ms
         self._metrics = metrics
-        self._quota = AuthorizationQuota(limits=limits, rate_limiter=rate_limiter)
+        # The chain look-ups of one call, counted against its caller's quota: a context of the whole call.
+        self.open_lookup = AuthorizationQuota(limits=limits, rate_limiter=rate_limiter).open
         self._wallet_turns: dict[tuple[ChainId, Address], _WalletTurn] = {}
 
     # ---- Before the call.
@@ -186,10 +187,6 @@ class Settlement:
     def is_reachable(self, chain_id: ChainId) -> bool:
         """Whether the last refresh reached this network. Without it, the gateway cannot tell whether a price can be settled."""
         return self._gas_budget.is_reachable(chain_id)
-
-    def open_lookup(self, client_address: str) -> AuthorizationLookup:
-        """The chain look-ups of one call, counted against its caller's quota: a context of the whole call."""
-        return self._quota.open(client_address)
 
     async def check(
         self,
@@ -282,8 +279,16 @@ class Settlement:
         Raises `StorageUnavailable`: then, as after a cancellation, the ledger decides the call's state, and settlement recovery
         finishes it.
         """
+        if trace is not None:
+            trace.set("tollway.network", order.asset.network)
+            trace.set("tollway.settle.attempts", 0)
+            trace.set("tollway.settle.fee_bumps", 0)
         try:
-            outcome = await self._settle(order, trace)
+            if is_wrapped(order.authorization.signature):
+                with self._entering(order) as turn:
+                    outcome = await self._settle_in_turn(order, turn, trace)
+            else:  # it deploys no wallet
+                outcome = await self._settle_in_turn(order, _NO_TURN, trace)
         except BaseException:
             self._orphans.add(order.close, is_waited_for=False)
             raise
@@ -294,16 +299,6 @@ class Settlement:
             fields = describe_outcome(outcome)
             _log.info("settlement_ended", call_id=order.close.call_id, network=order.asset.network, **fields)
         return outcome
-
-    async def _settle(self, order: SettlementOrder, trace: CallTrace | None) -> SettlementOutcome:
-        if trace is not None:
-            trace.set("tollway.network", order.asset.network)
-            trace.set("tollway.settle.attempts", 0)
-            trace.set("tollway.settle.fee_bumps", 0)
-        if not is_wrapped(order.authorization.signature):  # it deploys no wallet
-            return await self._settle_in_turn(order, _NO_TURN, trace)
-        with self._entering(order) as turn:
-            return await self._settle_in_turn(order, turn, trace)
 
     async def _settle_in_turn(
         self, order: SettlementOrder, turn: _WalletTurn, trace: CallTrace | None
@@ -421,12 +416,13 @@ class Settlement:
             return stored if isinstance(stored, NonceUnavailable) else isinstance(stored, Closed)
 
         signed = await sign_next(
-            TransferCall(
-                authorization=order.authorization,
+            SentCall(
+                chain_id=order.asset.chain_id,
                 call_id=order.close.call_id,
                 listing_id=order.listing_id,
                 gas=gas,
-                deployment=simulated.deployment,
+                to=simulated.to,
+                calldata=simulated.calldata,
                 code_hash=simulated.code_hash,
             ),
             sequence,

@@ -46,8 +46,8 @@ from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics
 from tollway.payments.receipts import is_deep
 from tollway.payments.transactions import (
+    SentCall,
     TransactionReplacer,
-    TransferCall,
     is_filler,
     limit_gas,
     resend,
@@ -406,12 +406,13 @@ class SettlementRecovery:
             self._leave_turn(orphan)
             return
         attempt = await sign_next(
-            TransferCall(
-                authorization=call.authorization,
+            SentCall(
+                chain_id=orphan.chain_id,
                 call_id=call.call_id,
                 listing_id=call.listing_id,
                 gas=limit_gas(estimate, gas_max=simulated.gas_max),
-                deployment=deployment,
+                to=simulated.to,
+                calldata=simulated.calldata,
                 code_hash=simulated.code_hash,
             ),
             sequence,

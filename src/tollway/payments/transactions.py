@@ -58,30 +58,9 @@ class TransactionFees:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferCall:
-    """The call that a transaction settles, and its gas limit. `deployment`: of the payer's wallet, where the transaction deploys it.
-    `code_hash`: of the payer's code, or what stands for it (`Deployment.code_hash`)."""
-
-    authorization: Authorization
-    call_id: CallId
-    listing_id: ListingId
-    gas: int
-    deployment: Deployment | None = None
-    code_hash: bytes | None = None
-
-    @property
-    def chain_id(self) -> ChainId:
-        return self.authorization.chain_id
-
-    def encode(self) -> tuple[Address, bytes]:
-        """The recipient and the calldata."""
-        return encode_settlement(self.authorization, self.deployment)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimCall:
-    """The transaction of a claim of channels. `call_id`: of the claim, in place of a call. `listing_id`: empty, because its channels are of many listings; its
-    gas counts for the network."""
+class SentCall:
+    """The transaction of a settlement or of a claim of channels, and its gas limit. `call_id`: of the claim, in place of a call. `listing_id`: empty for a claim, because
+    its channels are of many listings; its gas counts for the network. `code_hash`: of the payer's code, or what stands for it (`Deployment.code_hash`)."""
 
     chain_id: ChainId
     call_id: CallId
@@ -90,12 +69,6 @@ class ClaimCall:
     to: Address
     calldata: bytes
     code_hash: bytes | None = None
-
-    def encode(self) -> tuple[Address, bytes]:
-        return self.to, self.calldata
-
-
-SentCall = TransferCall | ClaimCall
 
 
 def encode_settlement(authorization: Authorization, deployment: Deployment | None) -> tuple[Address, bytes]:
@@ -156,12 +129,11 @@ def sign_attempt(
     sent: SentCall, key: GasKey, *, nonce: int, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
     """Signs a transaction without sending it: the ledger stores it first."""
-    to, calldata = sent.encode()
     signed = key.sign(
         chain_id=sent.chain_id,
         nonce=nonce,
-        to=to,
-        calldata=calldata,
+        to=sent.to,
+        calldata=sent.calldata,
         gas=sent.gas,
         max_fee_wei=tx_fees.max_fee_wei,
         tip_wei=tx_fees.tip_wei,

@@ -248,11 +248,7 @@ def decode_object(value: bytes, *, bytes_max: int) -> dict[str, Any]:
 
 def encode_object(content: Mapping[str, Any]) -> bytes:
     """base64 in the standard alphabet with padding: stock x402 clients refuse every other form."""
-    return encode_base64(encode_json(content))
-
-
-def encode_base64(raw: bytes) -> bytes:
-    return binascii.b2a_base64(raw, newline=False)
+    return binascii.b2a_base64(encode_json(content), newline=False)
 
 
 def encode_object_urlsafe(content: Mapping[str, Any]) -> str:

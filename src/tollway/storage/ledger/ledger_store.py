@@ -164,16 +164,14 @@ class LedgerStore:
             events=events,
             traces=None if traces is None else CommitTraces(),
         )
+        # Writes the batches until `stop`. A background task while calls are made.
+        self.run = self._group_commit.run
 
     async def open(self) -> None:
         """Renews the ownership, detects a restore and recovers the open calls of dead gateways. Call it before the first claim."""
         now_ms = self._own_ms()
         await self.renew_ownership(now_ms=now_ms)
         await self.recover(now_ms=now_ms)
-
-    async def run(self) -> None:
-        """Writes the batches until `stop`. Run it as a background task while calls are made."""
-        await self._group_commit.run()
 
     def stop(self) -> None:
         self._group_commit.stop()

@@ -101,10 +101,6 @@ class LockedCall:
         return self.quantities == ""
 
     @property
-    def is_charged_by_provider(self) -> bool:
-        return is_charged_by_provider(self.state, self.upstream_status)
-
-    @property
     def is_unpaid(self) -> bool:
         return self.payment_id is None and self.rail in SETTLED_RAILS
 
@@ -258,7 +254,7 @@ class LockedRows:
 
     def _note_move(self, call: LockedCall, after: CallState, *, cut: str, at_ms: int) -> None:
         # The provider's decision has moved the call from `unknown` to `settling`, so its hold ends only now.
-        before = CallState.UNKNOWN if call.is_charged_by_provider else call.state
+        before = CallState.UNKNOWN if is_charged_by_provider(call.state, call.upstream_status) else call.state
         kind = call_event_of(before, after, rail=call.rail, cut=cut, attempts=call.attempts)
         if kind is not None:
             self._events += self._log.make_events(
@@ -318,7 +314,10 @@ class LockedRows:
         change in a transaction: `write` groups them by their columns, so a second one could miss the row."""
         if "state" in columns:
             after = CallState(str(columns["state"]))
-            self._mark_move(call, after, columns["moved_ms"])
+            if SUM_STATES[call.state] != SUM_STATES[after]:
+                moved_ms = columns["moved_ms"]
+                assert isinstance(moved_ms, int)
+                self._mark_hour(call, moved_ms)
             if after is CallState.REORGED and call.state is not CallState.REORGED:
                 _, parts = self._parts.get(call.id, (call, call.parts))
                 actual_units = columns.get("actual_units", call.actual_units)
@@ -348,12 +347,6 @@ class LockedRows:
             write_marks(self._connection, self._marked_hours)
         if self._events:
             write_events(self._connection, self._events)
-
-    def _mark_move(self, call: LockedCall, after: CallState, moved_ms: object) -> None:
-        assert isinstance(moved_ms, int)
-        is_same_sum = SUM_STATES[call.state] == SUM_STATES[after]
-        if not is_same_sum:
-            self._mark_hour(call, moved_ms)
 
     def _mark_hour(self, call: LockedCall, moved_ms: int) -> None:
         is_open = self._shared_ms is not None and is_hour_unmarked(call.created_ms, now_ms=self._shared_ms)

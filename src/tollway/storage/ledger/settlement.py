@@ -21,6 +21,7 @@ from tollway.ledger.records import (
     SettlementAttempt,
     SettlementEnd,
     decide_settlement_end,
+    is_charged_by_provider,
 )
 from tollway.storage.engine.statements import Prepared, Within
 from tollway.storage.ledger.channel_balance import credit_deposit
@@ -175,7 +176,7 @@ class BatchSettlement:
         end = decide_settlement_end(
             is_moved=conclude.transfer is not None,
             is_orphaned=conclude.is_orphaned,
-            is_charged_by_provider=call.is_charged_by_provider,
+            is_charged_by_provider=is_charged_by_provider(call.state, call.upstream_status),
             has_stored_response=authorization.has_stored_response,
             is_deposit=authorization.channel_key is not None,
             method=authorization.method,
