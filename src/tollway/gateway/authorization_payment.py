@@ -15,7 +15,7 @@ from typing import assert_never
 from tollway.chain.networks import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
-from tollway.gateway.body import ForwardBody, load_hashed, too_large
+from tollway.gateway.body import ForwardBody, too_large
 from tollway.gateway.idempotency import (
     ClientNetworks,
     Idempotency,
@@ -29,11 +29,9 @@ from tollway.gateway.problems import (
     authorization_public,
     authorization_used,
     check_held_price_max,
-    find_idempotency_key,
     may_quote,
 )
 from tollway.gateway.rail import (
-    CallPayment,
     CaptureFailed,
     CaptureOutcome,
     ClockAndEntropy,
@@ -45,6 +43,7 @@ from tollway.gateway.rail import (
 )
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.routing import Route
+from tollway.gateway.settled_payment import SettledPayment, SettledRail
 from tollway.ids import Address, ChainId, format_network
 from tollway.ledger.claims import rail_of
 from tollway.ledger.ledger import (
@@ -54,7 +53,6 @@ from tollway.ledger.ledger import (
     Closed,
     Fenced,
     Ledger,
-    StoredResponse,
 )
 from tollway.ledger.records import (
     UNKNOWN_DIGEST,
@@ -68,7 +66,7 @@ from tollway.ledger.records import (
 )
 from tollway.limits import Limits
 from tollway.money import Price
-from tollway.payments.authorization_check import is_late, match_requirement, parse_presented
+from tollway.payments.authorization_check import match_requirement, parse_presented
 from tollway.payments.channel_wire import names_channel
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.mpp import Challenger, ChallengeRoute
@@ -83,7 +81,6 @@ from tollway.payments.settlement import (
     NotSettled,
     Settled,
     Settlement,
-    SettlementOrder,
     Undecided,
 )
 from tollway.payments.wire import AuthorizationReason, PresentedAuthorization, explain_authorization
@@ -100,10 +97,8 @@ METERED = explain_authorization(
 )
 
 
-class AuthorizationRail:
+class AuthorizationRail(SettledRail):
     """The rail of signed authorisations. One per process; safe to use from many tasks at once."""
-
-    is_settled_here = True
 
     def __init__(
         self,
@@ -177,24 +172,6 @@ class AuthorizationRail:
         assert isinstance(proof, PresentedAuthorization)  # as `read` has parsed it
         return AuthorizationPayment(self, request, route, proof, repeat, active)
 
-    def find_key(self, request: ProxyRequest, proof: PresentedAuthorization) -> str | None:
-        """The key of the header, or of the `payment-identifier` extension of x402."""
-        key = find_idempotency_key(request)
-        return proof.identifier if key is None else key
-
-    async def load_body(
-        self, request: ProxyRequest, proof: PresentedAuthorization, listing: Listing
-    ) -> ForwardBody:
-        return await load_hashed(
-            request.body,
-            is_whole=self.find_key(request, proof) is not None,
-            limits=self.limits,
-            is_late=partial(self._is_late, proof, listing),
-        )
-
-    def _is_late(self, proof: PresentedAuthorization, listing: Listing) -> bool:
-        return is_late(proof.valid_before, now_s=self.clock.now_ms() / 1000, timeout_s=listing.timeout_s)
-
     async def find_key_wallets(
         self,
         request: ProxyRequest,
@@ -213,14 +190,13 @@ class AuthorizationRail:
         return (proof.payer,) if is_for_listing and self.idempotency.is_signed_by_payer(proof) else ()
 
 
-class AuthorizationPayment(CallPayment):
+class AuthorizationPayment(SettledPayment):
     """The payment of one call by an authorisation."""
 
     __slots__ = (
         "_authorization",
         "_cover",
         "_earlier",
-        "_has_digest",
         "_lookup",
         "_moved_ms",
         "_rail",
@@ -245,7 +221,6 @@ class AuthorizationPayment(CallPayment):
         self._authorization: Authorization | None = None
         self._cover: Cover | None = None
         self._earlier: AuthorizedCall | None = None
-        self._has_digest = False
         self._moved_ms: int | None = None  # when the ledger wrote the state of the call
 
     @property
@@ -443,44 +418,18 @@ class AuthorizationPayment(CallPayment):
             closed = await self._rail.ledger.close(close)
             self._moved_ms = closed.moved_ms if isinstance(closed, Closed) else None
             return closed
-        outcome = await self._rail.settlement.settle(self._order(close), trace=self.request.trace)
+        assert self._authorization is not None  # claimed
+        outcome = await self.settle(self._rail, self._authorization, close, collect)
         match outcome:
             case Settled(transfer=transfer, moved_ms=moved_ms):
                 self.transaction, self._moved_ms = transfer.tx_hash, moved_ms
                 return _SETTLED
             case NotSettled(reason=reason):
                 return self._explain_failed(reason)
-            case Undecided():
-                await self._leave_orphaned(close, await collect())
-                return outcome
-            case Fenced():
+            case Undecided() | Fenced():
                 return outcome
             case _:
                 assert_never(outcome)
-
-    def _order(self, close: Close) -> SettlementOrder:
-        authorization, body_hash = self._authorization, self.body.final_hash
-        assert authorization is not None  # claimed
-        assert self.asset is not None
-        digest = None if body_hash is None else self.request.digest_for(authorization.payer, body_hash)
-        self._has_digest = digest is not None
-        return SettlementOrder(
-            authorization=authorization,
-            asset=self.asset,
-            close=close,
-            listing_id=self.route.entry.listing.id,
-            digest=digest,
-        )
-
-    async def _leave_orphaned(self, close: Close, response: StoredResponse | None) -> None:
-        """Leaves an undecided settlement to recovery. The response is stored for a repeat of the request, unless the ledger has no
-        digest of the body (a streamed body that had not ended at the head): then no repeat can be recognised, and recovery turns the
-        money into credit."""
-        if response is not None and self._has_digest and self.payer is not None:
-            await self._rail.idempotency.store_response(
-                close.call_id, response, payer=self.payer, provider=self.route.entry.listing.provider
-            )
-        await self._rail.ledger.mark_orphaned(close.call_id, epoch=close.epoch)
 
     def _explain_failed(self, reason: str) -> CaptureFailed:
         authorization = self._authorization

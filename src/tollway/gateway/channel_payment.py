@@ -11,25 +11,22 @@ was shown is not stored. A deposit is an authorisation, and settles as one (`pay
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar, Protocol, assert_never
 
 from tollway.chain.networks import ChainRules
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
 from tollway.gateway.authorization_payment import AuthorizationRail
-from tollway.gateway.body import ForwardBody, load_hashed, too_large
+from tollway.gateway.body import ForwardBody, too_large
 from tollway.gateway.idempotency import Idempotency, Repeat, explain_key_used
 from tollway.gateway.messages import CallRefused, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
     RAIL_WITHDRAWN,
     authorization_used,
     check_held_price_max,
-    find_idempotency_key,
     may_quote,
 )
 from tollway.gateway.rail import (
-    CallPayment,
     CaptureFailed,
     CaptureOutcome,
     ClockAndEntropy,
@@ -39,6 +36,7 @@ from tollway.gateway.rail import (
     require,
 )
 from tollway.gateway.routing import Route
+from tollway.gateway.settled_payment import SettledPayment, SettledRail
 from tollway.identity.signatures import recover
 from tollway.ids import Address, CallId, ChainId, ChannelId, TxHash
 from tollway.ledger.channels import (
@@ -62,6 +60,7 @@ from tollway.ledger.ledger import (
     Closed,
     Fenced,
     Ledger,
+    StoredResponse,
 )
 from tollway.ledger.records import (
     UNKNOWN_DIGEST,
@@ -79,7 +78,6 @@ from tollway.ledger.records import (
 )
 from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price
-from tollway.payments.authorization_check import is_late
 from tollway.payments.channel_terms import (
     ChannelRules,
     encode_charge,
@@ -109,7 +107,7 @@ from tollway.payments.pricing import (
     find_lowest_price,
     list_counting_prices,
 )
-from tollway.payments.settlement import NotSettled, Settled, Settlement, SettlementOrder, Undecided
+from tollway.payments.settlement import NotSettled, Settled, Settlement, Undecided
 from tollway.payments.wire import AuthorizationReason, decode_object, explain_authorization
 from tollway.payments.x402 import PAYMENT_HEADER
 from tollway.registry.listing import (
@@ -150,10 +148,8 @@ class ChannelChains(Protocol):
         ...
 
 
-class ChannelRail:
+class ChannelRail(SettledRail):
     """The rail of channels. One per process; safe to use from many tasks at once."""
-
-    is_settled_here = True
 
     def __init__(
         self,
@@ -260,26 +256,6 @@ class ChannelRail:
         assert isinstance(proof, PresentedChannelPayment)  # as `read` has parsed it
         return ChannelPayment(self, request, route, proof, repeat, active)
 
-    def find_key(self, request: ProxyRequest, proof: PresentedChannelPayment) -> str | None:
-        key = find_idempotency_key(request)
-        return proof.identifier if key is None else key
-
-    async def load_body(
-        self, request: ProxyRequest, proof: PresentedChannelPayment, listing: Listing
-    ) -> ForwardBody:
-        return await load_hashed(
-            request.body,
-            is_whole=self.find_key(request, proof) is not None,
-            limits=self.limits,
-            is_late=partial(self._is_late, proof, listing),
-        )
-
-    def _is_late(self, proof: PresentedChannelPayment, listing: Listing) -> bool:
-        deposit = proof.request
-        return isinstance(deposit, SignedDeposit) and is_late(
-            deposit.valid_before, now_s=self.clock.now_ms() / 1000, timeout_s=listing.timeout_s
-        )
-
     async def find_key_wallets(
         self,
         request: ProxyRequest,
@@ -327,7 +303,7 @@ class _CheckedDeposit:
     cover: Cover
 
 
-class ChannelPayment(CallPayment):
+class ChannelPayment(SettledPayment):
     """The payment of one call over a channel."""
 
     __slots__ = (
@@ -798,21 +774,15 @@ class ChannelPayment(CallPayment):
     async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
         if close.after is not CallState.SETTLING:
             return await self._record_end(await self._rail.ledger.close(close))
-        deposit, asset = self._deposit, self.asset
+        deposit = self._deposit
         assert deposit is not None  # the state of a call with a deposit
-        assert asset is not None
-        body_hash = self.body.final_hash
-        digest = None
-        if body_hash is not None:
-            digest = self.request.digest_for(deposit.authorization.payer, body_hash)
-        order = SettlementOrder(
-            authorization=deposit.authorization,
-            asset=asset,
-            close=close,
-            listing_id=self.route.entry.listing.id,
-            digest=digest,
-        )
-        outcome = await self._rail.settlement.settle(order, trace=self.request.trace)
+
+        async def collect_charged() -> StoredResponse | None:
+            # The stored response is delivered only once the deposit is concluded, which charges this call.
+            self._channel = self._expect_charge(deposit)
+            return await collect()
+
+        outcome = await self.settle(self._rail, deposit.authorization, close, collect_charged)
         match outcome:
             case Settled(transfer=transfer, moved_ms=moved_ms):
                 self.transaction = transfer.tx_hash
@@ -822,20 +792,7 @@ class ChannelPayment(CallPayment):
                 return CaptureFailed(
                     problem=replace(problem, reason=reason, payment_state="released"), headers=[]
                 )
-            case Undecided():
-                # The stored response is delivered only once the deposit is concluded, which charges this call.
-                self._channel = self._expect_charge(deposit)
-                response = await collect()
-                if response is not None and digest is not None and self.payer is not None:
-                    await self._rail.idempotency.store_response(
-                        close.call_id,
-                        response,
-                        payer=self.payer,
-                        provider=self.route.entry.listing.provider,
-                    )
-                await self._rail.ledger.mark_orphaned(close.call_id, epoch=close.epoch)
-                return outcome
-            case Fenced():
+            case Undecided() | Fenced():
                 return outcome
             case _:
                 assert_never(outcome)
