@@ -128,7 +128,9 @@ class ActiveCall(PhaseTimer):
             keys, self._budget_keys = self._budget_keys, ()
             self._access.failures.leave(keys)
             if self._lookup is not None:
-                self._end_lookup(self._lookup, kind, exc, traceback)
+                if isinstance(exc, TollwayError) and exc.problem.code in _UNRESOLVED:
+                    self._lookup.leave_unresolved()
+                self._lookup.__exit__(kind, exc, traceback)
 
     def _count_gone(self, payment_state: str) -> None:
         if payment_state == "charged" and self._lookup is not None:
@@ -136,17 +138,6 @@ class ActiveCall(PhaseTimer):
         # In the state "none" no price was taken. In "charged" a charged call ran again without a response: the provider worked twice for one price.
         if payment_state != "none" and self.payer is not None:
             self._access.failures.record_failed(self._failure_keys)
-
-    def _end_lookup(
-        self,
-        lookup: AuthorizationLookup,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(exc, TollwayError) and exc.problem.code in _UNRESOLVED:
-            lookup.leave_unresolved()
-        lookup.__exit__(kind, exc, traceback)
 
     def hold_lookup(self, lookup: AuthorizationLookup) -> AuthorizationLookup:
         """Ends the look-up with the call. The look-up counts unless this call is charged. That of a stored response counts: the charge was another call's."""

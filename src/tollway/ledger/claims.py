@@ -125,10 +125,10 @@ class PendingAuthorizations:
         self, authorization: Authorization, *, cover: Cover | None, price_units: int, now_s: int
     ) -> AuthorizationTaken | NotCovered | None:
         """Returns the refusal of an authorisation, or None where it may be claimed. Without a cover it is refused."""
-        known = self._wallet(authorization.key).get(authorization.key)
+        wallet = payer_account_of(authorization.key)
+        known = self._wallets.get(wallet, {}).get(authorization.key)
         if known is not None and not known.is_free:
             return AuthorizationTaken(call_id=known.call_id, state=known.state)
-        wallet = payer_account_of(authorization.key)
         held_units = self.held_units(wallet, cover, now_s=now_s) if cover is not None else 0
         moved_units = price_units if authorization.deposit is None else authorization.base_units
         if cover is None or cover.balance_units < moved_units + held_units:
@@ -155,9 +155,6 @@ class PendingAuthorizations:
                 deposit_units=0 if authorization.deposit is None else authorization.base_units,
             )
         )
-
-    def _wallet(self, key: AuthorizationKey) -> dict[AuthorizationKey, KnownAuthorization]:
-        return self._wallets.get(payer_account_of(key), {})
 
     def _put(self, known: KnownAuthorization) -> None:
         self._wallets.setdefault(payer_account_of(known.key), {})[known.key] = known
@@ -568,7 +565,8 @@ class _BatchDecision:
             return _refused(claim, InDebt(units=debt_units))
         if refusal is not None:
             return _refused(claim, refusal)
-        if self._is_beyond_unfinal_authorized(claim, payer_account_of(authorization.key)):
+        is_limited = claim.currency in self._unfinal_max_nano
+        if is_limited and self._is_beyond_unfinal_authorized(claim, payer_account_of(authorization.key)):
             return _refused(claim, UnfinalLimit())
         self._authorizations.grant(authorization, call_id=claim.call_id, price_units=price_units)
         return _granted(claim, {}, remaining_units=0, rail=rail_of(authorization.dialect))

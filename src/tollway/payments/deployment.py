@@ -56,6 +56,8 @@ def unwrap(signature: bytes) -> tuple[Deployment, bytes]:
 
 def choose_signature(signature: bytes) -> bytes:
     """The signature that the wallet itself checks: the one in the wrapper, or `signature` where it has none."""
+    if not is_wrapped(signature):
+        return signature
     try:
         return unwrap(signature)[1]
     except ValueError:
@@ -67,6 +69,8 @@ def choose_deployment(
 ) -> Deployment | None:
     """None: the wallet has code, the signature names no deployment, or its factory is not allowed."""
     if code_size > 0:
+        return None
+    if not is_wrapped(signature):
         return None
     try:
         deployment, _ = unwrap(signature)

@@ -164,14 +164,16 @@ class LedgerStore:
             events=events,
             traces=None if traces is None else CommitTraces(),
         )
-        # Writes the batches until `stop`. A background task while calls are made.
-        self.run = self._group_commit.run
 
     async def open(self) -> None:
         """Renews the ownership, detects a restore and recovers the open calls of dead gateways. Call it before the first claim."""
         now_ms = self._own_ms()
         await self.renew_ownership(now_ms=now_ms)
         await self.recover(now_ms=now_ms)
+
+    async def run(self) -> None:
+        """Writes the batches until `stop`. Run it as a background task while calls are made."""
+        await self._group_commit.run()
 
     def stop(self) -> None:
         self._group_commit.stop()
@@ -311,26 +313,20 @@ class LedgerStore:
     async def find_keyed_call(
         self, payer: Address, idempotency_key: str, *, since_ms: int
     ) -> KeyedCall | None:
-        def find() -> Awaitable[KeyedCall | None]:
-            work = partial(
-                idempotency.find_keyed_call,
-                payer=payer,
-                idempotency_key=idempotency_key,
-                since_ms=since_ms,
-                responded_since_ms=self._responded_since_ms(),
-            )
-            return self._database.read(work)
-
-        return await self._find_written(find)
+        work = partial(
+            idempotency.find_keyed_call,
+            payer=payer,
+            idempotency_key=idempotency_key,
+            since_ms=since_ms,
+            responded_since_ms=self._responded_since_ms(),
+        )
+        return await self._find_written(partial(self._database.read, work))
 
     async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
-        def find() -> Awaitable[AuthorizedCall | None]:
-            work = partial(
-                authorizations.find_authorized_call, key=key, responded_since_ms=self._responded_since_ms()
-            )
-            return self._database.read(work)
-
-        return await self._find_written(find)
+        work = partial(
+            authorizations.find_authorized_call, key=key, responded_since_ms=self._responded_since_ms()
+        )
+        return await self._find_written(partial(self._database.read, work))
 
     async def has_open_deployment(self, call: CallId, *, chain_id: ChainId, payer: Address) -> bool:
         return await self._database.read(

@@ -245,10 +245,11 @@ def write_plain_closes(
     wallet gets: on PostgreSQL in the same statement, on SQLite with one more."""
     charged = [] if events.is_idle else _charged_events(closes, events, now_ms=now_ms)
     if connection.dialect.name == "sqlite":
-        outcomes = [
-            _close_one(connection, (owner_id, now_ms, *_ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms)))
-            for close in closes
-        ]
+        outcomes: list[Closed | None] = []
+        for close in closes:
+            its = _ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms)
+            rows = fetch_text(connection, _CLOSE_EACH, (owner_id, now_ms, *its))
+            outcomes.append(Closed(remaining_units=rows[0][0]) if rows else None)
         written = {close.call_id for close, outcome in zip(closes, outcomes, strict=True) if outcome}
         if noted := [_noted_row(event) for event in charged if event.subject in written]:
             run_text(connection, _NOTE_EACH, noted)
@@ -282,12 +283,6 @@ def _charged_events(closes: Sequence[Close], events: EventLog, *, now_ms: int) -
 
 def _noted_row(event: NewEvent) -> tuple[Any, ...]:
     return (event.id, event.wallet, event.type.value, event.subject, event.state, event.at_ms)
-
-
-def _close_one(connection: Connection, ended: tuple[Any, ...]) -> Closed | None:
-    for (rest_units,) in fetch_text(connection, _CLOSE_EACH, ended):
-        return Closed(remaining_units=rest_units)
-    return None
 
 
 def _call_id_of(close: Close) -> CallId:

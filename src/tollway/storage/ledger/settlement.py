@@ -127,10 +127,14 @@ class BatchSettlement:
             for call_id, one in by_call.items()
             if one.transfer is not None and call_id in seen and self._is_due(one, seen[call_id])
         }
-        for call_id, new in sorted(moved.items(), key=lambda item: (item[1].tx_hash, item[0])):
+        for _, call_id in sorted((new.tx_hash, call_id) for call_id, new in moved.items()):
             is_deposit = self._authorizations[call_id].channel_key is not None
             insert_payment(
-                self._connection, new, by_call[call_id].now_ms, is_authorized=True, is_escrow=is_deposit
+                self._connection,
+                moved[call_id],
+                by_call[call_id].now_ms,
+                is_authorized=True,
+                is_escrow=is_deposit,
             )
         for call_id, new in moved.items():
             payment_id = find_payment_id(self._connection, new)
