@@ -1,5 +1,6 @@
 """The operator's commands: changes, output, exit codes, and when they must not write."""
 
+import asyncio
 import json
 import os
 import pwd
@@ -14,7 +15,12 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.kit.chain import MemoryChain
+from tests.kit.databases import open_database
+from tests.kit.ledger_channels import open_channel
+from tests.kit.ledger_records import CHAIN, NOW_MS
 from tests.kit.listings import sample_listing
+from tests.kit.sql_ledger import SqlLedger
 from tests.kit.stores import ControlStores
 from tollway.audit_log import REASON_LENGTH_MAX, AuditOrigin
 from tollway.cli import operator
@@ -165,10 +171,72 @@ def test_audit_reports_balances_and_held_calls(office: Office) -> None:
         "released": 0,
         "rewrittenPeriods": 0,
         "recorded": True,
+        "comparedChannels": None,
         "held": [],
     }
     assert office.operator_ledger.rewritten == []
     assert office.operator_ledger.releases == 0
+
+
+class Chains:
+    """A chain in memory as the command opens it."""
+
+    def __init__(self, chain: MemoryChain) -> None:
+        self.chain = chain
+
+    async def __aenter__(self) -> MemoryChain:
+        return self.chain
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+def add_channel(*, claimed: int) -> None:
+    """A channel in the ledger of the office, which has claimed so much."""
+
+    async def work() -> None:
+        async with open_database("sqlite:///tollway.sqlite3") as database:
+            ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS)
+            await ledger.open()
+            await open_channel(ledger, 1_000, total_claimed=claimed)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("claimed", "exit_code"), [(0, operator.DONE), (7, operator.FAILED)], ids=["equal", "another sum"]
+)
+def test_audit_chain_compares_channels_and_a_difference_is_a_finding(
+    office: Office, claimed: int, exit_code: int
+) -> None:
+    office.chains = Chains(MemoryChain(CHAIN))
+    add_channel(claimed=claimed)
+    result = office.run("audit", "--chain")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["comparedChannels"]) == (exit_code, 1)
+    assert found["balanced"] is (claimed == 0)
+    assert [line.split(" has ")[-1].split(" of ")[-1] for line in found["wrong"]][:1] == (
+        ["claimed 0 there, and 7 in the ledger"] if claimed else []
+    )
+
+
+def test_audit_chain_without_an_answer_of_the_chain_is_later_and_never_right(office: Office) -> None:
+    chain = MemoryChain(CHAIN)
+    chain.disconnect(CHAIN)
+    office.chains = Chains(chain)
+    add_channel(claimed=0)
+    result = office.run("audit", "--chain")
+    assert (result.exit_code, result.stdout) == (operator.LATER, "")
+    (problem,) = json.loads(result.stderr)["error"]["problems"]
+    assert f"The payment channels on eip155:{CHAIN} were not compared" in problem
+
+
+def test_a_plain_audit_asks_no_chain(office: Office) -> None:
+    chain = MemoryChain(CHAIN)
+    office.chains = Chains(chain)
+    add_channel(claimed=0)
+    assert office.run("audit").exit_code == operator.DONE
+    assert sum(chain.requests.values()) == 0
 
 
 def test_audit_fails_when_a_closed_hour_differs_and_holds_no_money_for_it(office: Office) -> None:

@@ -158,3 +158,16 @@ async def open_deposit(ledger: Any, channel: Channel, deposit_units: int = 500, 
     claim = deposit_claim(await reread(ledger, channel), deposit_units, **fields)
     assert isinstance(await ledger.claim(claim), Claimed)
     return claim
+
+
+async def owe_on(
+    ledger: Any, units: int, name: str = "channel", *, balance: int = 10**6, **config: Any
+) -> Channel:
+    """A channel with one charged call. `config`: other fields of its config."""
+    own = config_of(name, **config)
+    channel: Channel = await ledger.open_channel(
+        CHAIN, keccak256(b"id" + own.salt), own, facts_of(balance), now_ms=NOW_MS
+    )
+    if units:
+        await buy(ledger, channel, units)
+    return await reread(ledger, channel)

@@ -211,6 +211,35 @@ def parse_receiver_totals(payload: bytes) -> tuple[int, int]:
     return _read_amount(payload, 0), _read_amount(payload, WORD)
 
 
+def encode_channel_sums(channels: Sequence[ChannelId]) -> bytes:
+    """One call for what many channels hold and have claimed; `parse_channel_sums` parses its result."""
+    return encode_multicall([_CHANNELS + channel for channel in channels])
+
+
+def parse_channel_sums(payload: bytes, count: int) -> list[int]:
+    """What each of these channels has claimed. Raises ValueError for other payloads."""
+    return [_read_amount(element, WORD) for element in _split_words(payload, count)]
+
+
+def encode_receiver_sums(receivers: Sequence[tuple[Address, Address]]) -> bytes:
+    """One call for the totals of many receivers, each in a token; `parse_receiver_sums` parses its result."""
+    return encode_multicall(
+        [encode_receiver_totals(receiver=receiver, token=token) for receiver, token in receivers]
+    )
+
+
+def parse_receiver_sums(payload: bytes, count: int) -> list[tuple[int, int]]:
+    """As `parse_receiver_totals`, for each. Raises ValueError for other payloads."""
+    return [parse_receiver_totals(element) for element in _split_words(payload, count)]
+
+
+def _split_words(payload: bytes, count: int) -> list[bytes]:
+    elements = [read_bytes(element, 0) for element in split_array(payload)]
+    if len(elements) != count or any(len(element) != 2 * WORD for element in elements):
+        raise ValueError("each element of the result is two words")
+    return elements
+
+
 async def has_channel_contracts(chains: ChainReader, chain_id: ChainId, *, deadline_s: float) -> bool:
     """Whether both contracts are on this chain: the settlement contract with its EIP-712 domain (ERC-5267), the collector that deposits into it."""
 

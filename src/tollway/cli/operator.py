@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
@@ -31,7 +31,9 @@ from tollway.cli.run_records import note_audit, note_backup
 from tollway.config.settings import Settings, load_settings
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.ids import TxHash
+from tollway.ledger.ledger import AuditReport
 from tollway.observability.telemetry import configure_logging, redact_entry
+from tollway.payments.channel_audit import compare_with_chains
 from tollway.registry.moderation import parse_reason
 from tollway.storage.engine.database import (
     Database,
@@ -41,6 +43,7 @@ from tollway.storage.engine.database import (
     is_shared_write_safe,
 )
 from tollway.storage.engine.migrate import explain_refusal, schema_state, upgrade
+from tollway.storage.ledger.channel_totals import ChannelTotalsStore
 from tollway.storage.operator.backup import (
     BackupCopy,
     BackupUnusable,
@@ -239,6 +242,10 @@ async def audit(
             "--rewrite", help="Let closed hours and days that differ from their calls be written again."
         ),
     ] = False,
+    chain: Annotated[
+        bool,
+        typer.Option("--chain", help="Compare what payment channels have claimed with their chains too."),
+    ] = False,
     reason: Reason = "",
 ) -> None:
     if release + restored + rewrite > 1:
@@ -251,7 +258,9 @@ async def audit(
         ledger = gateway.operator_ledger
         if restored:
             await ledger.mark_restored(origin=origin)
-        report = await ledger.audit()
+        report, compared = await ledger.audit(), None
+        if chain:
+            report, compared = await _add_chains(gateway, report)
         is_write_safe = None if is_change else operator.environment.is_write_safe
         note = await note_audit(gateway.database, report, is_write_safe=is_write_safe)
         if release and not report.is_balanced:
@@ -277,15 +286,26 @@ async def audit(
         "released": released,
         "rewrittenPeriods": rewritten,
         "recorded": note is None,
+        "comparedChannels": compared,
         "held": [one for one in details if one["kind"] == "call" or not release],
     }
     lines = list(describe_report(report, details, payments_are="released" if release else "held"))
+    lines += [] if compared is None else [f"compared with their chains: {compared} payment channels"]
     lines += [f"released: {released}"] if release else []
     lines += [describe_rewrite(rewritten)] if rewrite else []
     lines += [note] if note else []
     operator.print(answer, lines)
     if not (report.is_balanced if rewrite else report.is_right):
         raise typer.Exit(FAILED)
+
+
+async def _add_chains(gateway: "App", report: AuditReport) -> tuple[AuditReport, int]:
+    """The report with what the chains say of payment channels, and how many of these were compared. Raises ChainUnavailable."""
+    totals = ChannelTotalsStore(gateway.database)
+    chain_ids = sorted({one.chain_id for one in await totals.list_totals()})
+    async with gateway.chains as chains:
+        found = await compare_with_chains(totals, chains, chain_ids, deadline_s=FETCH_DEADLINE_S)
+    return replace(report, wrong=(*report.wrong, *found.differences)), found.channels
 
 
 @operator_command
