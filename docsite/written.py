@@ -114,9 +114,14 @@ def _show_limit(name: str) -> str:
 
 def write_series(_: str) -> str:
     rows = (
-        (f"`{describe(row)}`", row.kind, row.scope, escape_outside_code(row.says)) for row in SERIES.values()
+        (
+            f"`{describe(row)}`",
+            f"{row.scope} {row.kind}" if row.scope == "fleet" else row.kind,
+            escape_outside_code(row.says),
+        )
+        for row in SERIES.values()
     )
-    return write_table(("series", "kind", "of", "says"), rows)
+    return write_table(("series", "kind", "says"), rows)
 
 
 def write_errors(_: str) -> str:

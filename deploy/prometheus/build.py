@@ -88,6 +88,8 @@ _NODE = "tollway_node_requests_total"
 _NODE_OK, _NODE_FAILED = _NODE + '{outcome="ok"}', _NODE + '{outcome!="ok"}'
 _UNDECIDED = 'tollway_settlements_total{outcome="undecided"}'
 _FINISHED = 'tollway_settlements_total{outcome=~"swept|released"}'
+_STEPS = "tollway_channel_steps_total"
+_FAILED_STEPS = _STEPS + '{step=~"claim|settle", outcome=~"reverted|refused|lost"}'
 OWN_FAILURES = tuple(code.value for code in metric_table.OWN_FAILURES)
 """The outcomes of calls that fail because of the gateway: the codes with a status of 500 and above without `OTHER_FAILURES`."""
 OTHER_FAILURES = {
@@ -334,6 +336,82 @@ ALERTS: tuple[Alert, ...] = (
         summary="Signed payments are not offered somewhere.",
         story=[Gauge(series=f'tollway_rails_withdrawn{{{NET}, reason="gas_too_dear"}}', good=0, bad=1)],
         labels={**NET_LABELS, "reason": "gas_too_dear"},
+    ),
+    Alert(
+        name="ChannelWithdrawal",
+        expression=(
+            "max by (network) (tollway_channel_withdrawal_oldest_seconds)"
+            f" > {limits.WITHDRAWAL_DELAY_MAX} * max by (network) (tollway_channel_withdraw_delay_seconds)"
+        ),
+        after_s=0,
+        severity="page",
+        summary="A payer withdraws from a channel that still owes; half of the delay is over.",
+        story=[
+            Gauge(series=f"tollway_channel_withdrawal_oldest_seconds{{{NET}}}", good=600, bad=43_260),
+            Gauge(series=f"tollway_channel_withdraw_delay_seconds{{{NET}}}", good=86_400, bad=86_400),
+        ],
+        labels=NET_LABELS,
+    ),
+    Alert(
+        name="ChannelsUnwatched",
+        expression=(
+            "max by (network) (tollway_channel_look_age_seconds)"
+            f" > {limits.CHANNEL_LOOK_DELAY_MAX} * max by (network) (tollway_channel_withdraw_delay_seconds)"
+        ),
+        after_s=MINUTE,
+        severity="page",
+        summary="No gateway has looked at the channels of a network for a quarter of the delay of a withdrawal.",
+        story=[
+            Gauge(series=f'tollway_channel_look_age_seconds{{{NET}, instance="a"}}', good=4, bad=230),
+            Gauge(series=f"tollway_channel_withdraw_delay_seconds{{{NET}}}", good=900, bad=900),
+        ],
+        labels=NET_LABELS,
+    ),
+    Alert(
+        name="ChannelClaimsFail",
+        expression=f"{_increase(_FAILED_STEPS, '15m', 'network', 'step')} > 0",
+        after_s=10 * MINUTE,
+        severity="ticket",
+        summary="Claims or settles of channels fail again and again.",
+        story=[
+            Rate(series=f'{_STEPS}{{{NET}, step="claim", outcome="done"}}', good=1, bad=1),
+            Rate(series=f'{_STEPS}{{{NET}, step="claim", outcome="refused"}}', good=0, bad=1),
+        ],
+        labels={**NET_LABELS, "step": "claim"},
+        branches=[
+            Branch(
+                says="a receiver is blocked by the token",
+                story=[Rate(series=f'{_STEPS}{{{NET}, step="settle", outcome="refused"}}', good=0, bad=1)],
+                labels={**NET_LABELS, "step": "settle"},
+            ),
+            Branch(
+                says="a refund that a payer asks for in vain",
+                story=[Rate(series=f'{_STEPS}{{{NET}, step="refund", outcome="refused"}}', good=0, bad=1)],
+            ),
+        ],
+    ),
+    Alert(
+        name="ClaimGasLow",
+        expression=(
+            "max by (network) (tollway_gas_key_balance_wei) < max by (network) (tollway_channel_gas_reserve_wei)"
+        ),
+        after_s=5 * MINUTE,
+        severity="page",
+        summary="Every gas key of a network has less than the claims of its channels need.",
+        story=[
+            Gauge(series=f'tollway_gas_key_balance_wei{{{NET}, key="0xa"}}', good=1e18, bad=1e18),
+            Gauge(series=f"tollway_channel_gas_reserve_wei{{{NET}}}", good=2e15, bad=2e18),
+        ],
+        labels=NET_LABELS,
+    ),
+    Alert(
+        name="ChannelUnclaimedHigh",
+        expression=f"max by (network) (tollway_channel_unclaimed_ratio) > {limits.CHANNEL_UNCLAIMED_MAX}",
+        after_s=15 * MINUTE,
+        severity="ticket",
+        summary="A channel owes nearly its maximum, and its next calls are refused.",
+        story=[Gauge(series=f"tollway_channel_unclaimed_ratio{{{NET}}}", good=0.5, bad=0.9)],
+        labels=NET_LABELS,
     ),
     Alert(
         name="HeldMoneyOld",

@@ -25,6 +25,7 @@ class AuditAction(StrEnum):
     REENCRYPT_SECRETS = "reencrypt_secrets"
     RESTORE_BACKUP = "restore_backup"
     REWRITE_PERIODS = "rewrite_periods"
+    ABANDON_CHANNELS = "abandon_channels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class AuditOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One entry. `target`: the listing, wallet, transaction or file; `ledger`, `sales` or `secrets` for all of them."""
+    """One entry. `target`: the listing, wallet, transaction, file or authorizer of channels; `ledger`, `sales` or `secrets` for all of them."""
 
     kind: AuditAction
     target: str

@@ -44,7 +44,12 @@ def make_services(restores: Restores) -> ChannelServices:
     nothing = cast("Any", None)
     return ChannelServices(
         ChannelParts(
-            ledger=cast("Any", restores), rules={}, keys=KEYS, origin=ORIGIN, find_payee_terms=nothing
+            ledger=cast("Any", restores),
+            totals=nothing,
+            rules={},
+            keys=KEYS,
+            origin=ORIGIN,
+            find_payee_terms=nothing,
         ),
         gas_ledger=nothing,
         chains=nothing,

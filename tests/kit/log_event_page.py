@@ -12,10 +12,10 @@ Every line of the gateway's log is one of these {len(LOG_EVENTS)} events. A line
 fields of the table that apply; a line about an error has `exception`. Passwords, tokens and signatures are masked. A line holds no query, no body, and no wallet unless
 `log_wallets` is set.
 
-`tollway_log_events_total{{level, event}}` counts the lines, so that an alert on an event needs no log store. `kill -USR1` of the process logs at `debug` for ten minutes, and
-every paid call then has its `call_ended`. Under systemd each line has its priority: `journalctl --unit tollway --priority err` selects the errors.
+`tollway_log_events_total{{level, event}}` counts the lines, so that an alert on an event needs no log store. `kill -USR1` of the process logs at `debug` for ten minutes, with
+the `call_ended` of every paid call. Under systemd `journalctl --unit tollway --priority err` selects the errors.
 
-This page is written from the code (`tollway/observability/log_events.py`, `python -m tests.kit.log_event_page`); a test compares both with the calls of the loggers.
+This page is written from the code (`python -m tests.kit.log_event_page`); a test compares it with the calls of the loggers.
 """
 
 

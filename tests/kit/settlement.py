@@ -388,6 +388,8 @@ def record_metrics_into(metrics: list[tuple[object, ...]]) -> SettlementMetrics:
         unmined=lambda *note: metrics.append(("unmined", *note)),
         orphaned=lambda *note: metrics.append(("orphaned", *note)),
         withdrawn=lambda *note: metrics.append(("withdrawn", *note)),
+        claim_reserve=lambda *note: metrics.append(("claim_reserve", *note)),
+        channel=lambda *note: metrics.append(("channel", *note)),
     )
 
 

@@ -7,10 +7,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from tollway.ledger.channels import ChannelState
 from tollway.ledger.records import CallState, Rail
 from tollway.observability.metric_table import PROCESS_SERIES, SERIES, SeriesRow
-from tollway.observability.telemetry import REQUEST_SECONDS, FleetFigures, Metrics
-from tollway.payments.gas import OutcomeLabel, WithdrawalReason
+from tollway.observability.telemetry import REQUEST_SECONDS, ChannelFigures, FleetFigures, Metrics
+from tollway.payments.gas import ChannelOutcome, ChannelStep, OutcomeLabel, WithdrawalReason
 from tollway.registry.openapi import METHODS
 from tollway.storage.engine import outage
 from tollway.storage.engine.leadership import Duty
@@ -63,6 +64,9 @@ def test_the_help_text_says_fleet_or_process(row: SeriesRow) -> None:
         ("tollway_calls_open", "state", set(OPEN_STATES)),
         ("tollway_leading", "duty", {duty.label for duty in Duty}),
         ("tollway_rails_withdrawn", "reason", {reason.value for reason in WithdrawalReason}),
+        ("tollway_channels", "state", {state.value for state in ChannelState}),
+        ("tollway_channel_steps_total", "step", {step.value for step in ChannelStep}),
+        ("tollway_channel_steps_total", "outcome", {outcome.value for outcome in ChannelOutcome}),
         ("tollway_settlements_total", "outcome", {outcome.value for outcome in OutcomeLabel}),
         (
             "tollway_storage_away_seconds_total",
@@ -93,7 +97,17 @@ def full_metrics() -> Metrics:
     metrics.add_background(list)
     metrics.add_node_heads(dict)
     metrics.add_shared_rates()(True)
-    metrics.set_figures(FleetFigures(open_calls={"unknown": (1, 2.0)}))
+    metrics.add_channels({"eip155:1": 900}, dict)
+    channels = ChannelFigures(
+        counts={"open": 3},
+        unclaimed={"USDC": 1.5},
+        unclaimed_ratio=0.25,
+        unclaimed_s=60,
+        withdrawals=1,
+        withdrawal_s=30,
+    )
+    figures = FleetFigures(open_calls={"unknown": (1, 2.0)}, channels={"eip155:1": channels})
+    metrics.set_figures(figures)
     return metrics
 
 
@@ -146,4 +160,6 @@ def test_the_first_event_of_a_known_label_set_is_an_increase() -> None:
         ("tollway_reorgs_total", ("eip155:1",)),
         ("tollway_gas_spent_wei_total", ("eip155:1", "0xab")),
         ("tollway_log_events_total", ("error", "database_went_back")),
+        ("tollway_channel_steps_total", ("eip155:1", "claim", "refused")),
+        ("tollway_channel_gas_wei_total", ("eip155:1", "deposit")),
     } <= zero

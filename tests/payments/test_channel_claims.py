@@ -1,5 +1,6 @@
 """The claims of channels on their chain: what is due, what one claim contains, what is left out, and how a claim ends."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +10,7 @@ from eth_account import Account
 
 from tests.kit.channel_payer import ChannelPayer
 from tests.kit.payer import USDC, KeyWallet
-from tests.kit.settlement import SettlementHarness
+from tests.kit.settlement import SettlementHarness, make_gas_key, record_metrics_into
 from tests.model.rows import MemoryRows, take_nonce
 from tollway.chain import channel_contract as contract
 from tollway.chain.channel_contract import SETTLEMENT_CONTRACT
@@ -29,6 +30,7 @@ from tollway.ledger.records import SettlementAttempt
 from tollway.payments.channel_claims import OLD_AFTER_MS, ROWS_MAX, ChannelClaims
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_terms import ChannelRules
+from tollway.payments.gas import ChannelOutcome, ChannelStep
 
 CHAIN = USDC.chain_id
 assert USDC.token is not None
@@ -155,6 +157,7 @@ class Harness:
             rules=settlement.rules,
             gas_budget=settlement.gas_budget,
             entropy=lambda size: len(self.rows.ended).to_bytes(size, "big"),
+            metrics=record_metrics_into(settlement.metrics),
             **shared,
         )
         self.claims.set_signers([signer, KeyWallet.named("an older authorizer")])
@@ -214,6 +217,10 @@ class Harness:
 
     def paid(self, receiver: Address) -> int:
         return self.chain.balance(CHAIN, TOKEN, receiver)
+
+    def steps(self) -> Counter[tuple[object, object]]:
+        """The steps on channels that were counted, with their outcomes."""
+        return Counter((note[2], note[3]) for note in self.settlement.metrics if note[0] == "channel")
 
     @property
     def sent_count(self) -> int:
@@ -332,6 +339,7 @@ async def test_a_channel_whose_claim_fails_holds_up_no_other_one(harness: Harnes
     assert (await harness.claimed(good), await harness.claimed(bad)) == (DUE, 0)
     assert harness.paid(FIRST) == DUE
     assert harness.rows.channels[bad_key].facts.balance == DUE - 1  # read again
+    assert harness.steps() == {(ChannelStep.CLAIM, ChannelOutcome.REFUSED): 1}
 
 
 async def test_a_receiver_to_whom_the_token_pays_nothing_is_settled_alone_by_a_later_round(
@@ -352,6 +360,12 @@ async def test_a_receiver_to_whom_the_token_pays_nothing_is_settled_alone_by_a_l
     await harness.networks.refresh()
     assert (harness.sent_count, harness.networks.is_paid_out(*refused)) == (1, False)
     assert harness.networks.is_paid_out(CHAIN, FIRST, TOKEN)
+    done = ChannelOutcome.DONE
+    assert harness.steps() == {
+        (ChannelStep.SETTLE, ChannelOutcome.REFUSED): 1,
+        (ChannelStep.CLAIM, done): 1,
+        (ChannelStep.SETTLE, done): 1,
+    }
     harness.chain.unblock_owner(CHAIN, TOKEN, SECOND)
     for _ in range(3):
         await harness.claims.run_once()
@@ -446,6 +460,28 @@ async def test_a_mined_claim_ends_with_what_the_chain_says(harness: Harness) -> 
     assert (len(harness.rows.ended), harness.rows.claims) == (1, {})
     assert harness.rows.channels[key].facts.total_claimed == DUE
     assert harness.sent_count == 1
+    done = ChannelOutcome.DONE
+    assert harness.steps() == {(ChannelStep.CLAIM, done): 1, (ChannelStep.SETTLE, done): 1}
+    (cost_wei,) = [
+        note[4] for note in harness.settlement.metrics if note[:3] == ("channel", CHAIN, ChannelStep.CLAIM)
+    ]
+    assert isinstance(cost_wei, int)
+    assert cost_wei > 0
+
+
+async def test_a_claim_whose_nonce_another_transaction_has_used_is_lost(harness: Harness) -> None:
+    harness.chain.is_automining = False
+    harness.add(make_payer(1), DUE, deposit=2_000_000)
+    await harness.claims.run_once()
+    harness.chain.drop_sent(CHAIN)
+    other = make_gas_key().sign(
+        chain_id=CHAIN, nonce=0, to=FIRST, calldata=b"", gas=21_000, max_fee_wei=10**10, tip_wei=0
+    )
+    await harness.chain.send_transaction(CHAIN, other.raw)
+    harness.chain.mine_sent(CHAIN)
+    await harness.claims.run_once()
+    assert harness.steps() == {(ChannelStep.CLAIM, ChannelOutcome.LOST): 1}
+    assert len(harness.rows.ended) == 1
 
 
 async def test_a_claim_ends_once_a_node_has_seen_its_block(harness: Harness) -> None:

@@ -23,6 +23,7 @@ from tollway.money import TokenDomain
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import (
     CHECKS_UNTIL_STALE,
+    CLAIM_RESERVE_FACTOR,
     NO_METRICS,
     RailStatus,
     SettlementMetrics,
@@ -178,3 +179,43 @@ def test_a_withdrawn_rail_keeps_the_time_at_which_it_was_found_first() -> None:
     withdrawals.update([token], now_ms=3)
     withdrawals.update([gas], now_ms=4)
     assert withdrawals.withdrawn_since_ms == {gas: 4}
+
+
+# ---- The reserve for claims of channels.
+
+
+async def test_below_the_reserve_for_claims_nothing_new_is_offered_and_claims_go_on() -> None:
+    """Deposits of channels are settlements, so they stop with them."""
+    async with SettlementHarness() as harness:
+        budget = harness.gas_budget
+        fees = budget.latest_fees(CHAIN)
+        assert fees is not None
+        gas = 10**9
+        reserve_wei = CLAIM_RESERVE_FACTOR * gas * fees.price_wei
+        assert reserve_wei > harness.settlement_rules.gas_floor_wei
+        harness.chain.fund_gas(CHAIN, KEY, reserve_wei - 1)
+        await budget.refresh()
+        assert harness.is_offered()
+        budget.reserve_claims(CHAIN, gas=gas)
+        assert ("claim_reserve", CHAIN, reserve_wei) in harness.metrics
+        assert budget.claim_reserve_wei(CHAIN) == reserve_wei
+        assert not harness.is_offered()
+        assert budget.choose_sequence(CHAIN) is None
+        assert budget.choose_sequence(CHAIN, is_claimed=True) is not None
+        await budget.refresh()
+        assert WithdrawnRail(CHAIN, WithdrawalReason.GAS_KEYS_LOW) in budget.withdrawn_since_ms
+        harness.chain.fund_gas(CHAIN, KEY, reserve_wei)
+        await budget.refresh()
+        assert harness.is_offered()
+
+
+async def test_the_reserve_follows_the_gas_price_and_never_lowers_the_floor() -> None:
+    async with SettlementHarness() as harness:
+        budget = harness.gas_budget
+        budget.reserve_claims(CHAIN, gas=1)
+        assert harness.is_offered()
+        budget.reserve_claims(CHAIN, gas=10**6)
+        before_wei = budget.claim_reserve_wei(CHAIN)
+        harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=0)
+        await budget.refresh()
+        assert budget.claim_reserve_wei(CHAIN) == CLAIM_RESERVE_FACTOR * 10**6 * 10**8 != before_wei

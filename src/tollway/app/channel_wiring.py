@@ -5,22 +5,24 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tollway.app.channel_keys import derive_authorizers
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import WatchedChain
-from tollway.identity.signatures import ChannelAuthorizer
 from tollway.ids import Address, ChainId
 from tollway.ledger.ledger import GasLedger
 from tollway.limits import Limits
-from tollway.payments.channel_claims import ChannelClaims
+from tollway.money import Asset
+from tollway.payments.channel_claims import COST_GAS, ChannelClaims, find_claim_gas
 from tollway.payments.channel_drain import ChannelDrain
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_refunds import ChannelRefunds
-from tollway.payments.channel_terms import ChannelRules
+from tollway.payments.channel_terms import ChannelRules, has_channels
 from tollway.payments.channel_watch import ChannelWatch
-from tollway.payments.gas import GasBudget
+from tollway.payments.gas import NO_METRICS, GasBudget, SettlementMetrics
 from tollway.payments.receipts import ReceiptPoller
 from tollway.registry.catalog import PayeeTerms
 from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
+from tollway.storage.ledger.channel_totals import ChannelTotalsStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class ChannelParts:
     `find_payee_terms`: those of the listings that are not retired."""
 
     ledger: ChannelClaimStore
+    totals: ChannelTotalsStore
     rules: Mapping[ChainId, ChannelRules]
     keys: Sequence[bytes] = field(repr=False)
     origin: str
@@ -49,8 +52,10 @@ class ChannelServices:
         receipt_poller: ReceiptPoller,
         limits: Limits,
         now_ms: Callable[[], int],
+        metrics: SettlementMetrics = NO_METRICS,
     ) -> None:
-        self.ledger = parts.ledger
+        self.ledger, self.totals = parts.ledger, parts.totals
+        self._rules, self._gas_budget = rules, gas_budget
         self._keys, self._origin, self._restores = parts.keys, parts.origin, -1
         self._limits = limits
         self._clock = time.monotonic
@@ -78,6 +83,7 @@ class ChannelServices:
             limits=limits,
             now_ms=now_ms,
             entropy=secrets.token_bytes,
+            metrics=metrics,
         )
         self.refunds = ChannelRefunds(
             ledger=parts.ledger,
@@ -109,14 +115,19 @@ class ChannelServices:
         """Looks at the networks, and derives the authorizers again where the database was restored: channels from before take no call, and are still claimed."""
         restores = await self.ledger.count_restores()
         if restores != self._restores:
-            derived = [
-                [ChannelAuthorizer.derive(key, origin=self._origin, restores=count) for key in self._keys]
-                for count in range(restores, -1, -1)
-            ]
+            derived = derive_authorizers(self._keys, origin=self._origin, restores=restores)
             self.networks.authorizers = tuple(signer.address for signer in derived[0])
             self._claims.set_signers([signer for signers in derived for signer in signers])
             self._restores = restores
         await self.networks.refresh()
+        for chain_id, rules in self.networks.rules.items():
+            gas = await count_claim_gas(
+                self.totals,
+                rules,
+                assets=self._rules[chain_id].assets,
+                gas_price_wei=self.networks.gas_price_wei(chain_id) or 0,
+            )
+            self._gas_budget.reserve_claims(chain_id, gas=gas)
 
     async def run_once(self) -> None:
         """Watches in each round; claims, and refunds channels that no listing can use, once in `channel_claim_interval_s`."""
@@ -130,3 +141,16 @@ class ChannelServices:
     async def claim(self) -> None:
         """Claims what is due, without waiting for the next round."""
         await self._claims.run_once()
+
+
+async def count_claim_gas(
+    totals: ChannelTotalsStore, rules: ChannelRules, *, assets: Sequence[Asset], gas_price_wei: int
+) -> int:
+    """The gas of a claim of every channel of a network, and of the settles of their receivers. A channel that has less to claim than the gas of its claim is not claimed."""
+    channels = receivers = 0
+    for asset in filter(has_channels, assets):
+        assert asset.token is not None  # `has_channels` has seen it
+        units_min = rules.gas_units(asset, COST_GAS, gas_price_wei)
+        counted = await totals.count_unclaimed(rules.chain_id, asset.token, units_min=units_min)
+        channels, receivers = channels + counted[0], receivers + counted[1]
+    return find_claim_gas(channels, receivers)

@@ -10,6 +10,7 @@ import gc
 import platform
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -21,9 +22,11 @@ from starlette.types import ASGIApp
 from tollway import __version__
 from tollway.app.admin_wiring import build_admin_app
 from tollway.app.asgi_wiring import AsgiBuilder
+from tollway.app.channel_keys import check_channel_keys
 from tollway.app.parts import GatewayParts
 from tollway.app.runtime import BackgroundTaskGroup, now_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
+from tollway.audit_log import AuditOrigin
 from tollway.chain.nodes import AWAY_INTERVAL_S
 from tollway.config.settings import Settings
 from tollway.config.values import Listen
@@ -62,11 +65,19 @@ _NO_TRANSACTION = TxHash(
 class App(GatewayParts):
     """The composition root of one gateway. `async with App(settings) as app:` opens it; its exit completes the ledger's writes, then closes.
 
-    `demo_wallet`: of a demo, for its pages. Raises SettingsInvalid for one beside any network but the sandbox.
+    `demo_wallet`: of a demo, for its pages. Raises SettingsInvalid for one beside any network but the sandbox. `abandon_channels`: of an operator who gives up what channels
+    without a key still owe.
     """
 
-    def __init__(self, settings: Settings, *, demo_wallet: DemoWallet | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        demo_wallet: DemoWallet | None = None,
+        abandon_channels: AuditOrigin | None = None,
+    ) -> None:
         super().__init__(settings)
+        self._abandon_channels = abandon_channels
         self._can_write = True  # `ledger.open` writes; after it each renewal of the lease updates this
         self._is_stopping = False
         self.is_debug = False
@@ -113,6 +124,7 @@ class App(GatewayParts):
             self._stack.push_async_callback(asyncio.to_thread, self.span_queue.close)
         await self.settlement_services.open()
         self._stack.push_async_callback(self.settlement_services.close)
+        await self._check_channel_keys()
         await self.ledger.open()
         await self.fleet_view.record_build()
         await self.moderation.refresh()
@@ -149,6 +161,18 @@ class App(GatewayParts):
         writing = tasks.start(TaskName.LEDGER_WRITER, self.ledger.run)
         self._stack.push_async_callback(self._stop_writing, writing)
 
+    async def _check_channel_keys(self) -> None:
+        """Before the ledger opens: its row makes this process a gateway."""
+        channels = self.settlement_services.channels
+        if channels is not None:
+            await check_channel_keys(
+                channels.totals,
+                self.audit_log,
+                knows=channels.refunds.knows,
+                rules=self.rules,
+                abandon=self._abandon_channels,
+            )
+
     def _leadership(self, duty: Duty) -> Leadership:
         leading = self.metrics.leading.labels(duty.label)  # from now on the series is 0
 
@@ -179,7 +203,10 @@ class App(GatewayParts):
 
     async def _read_figures(self) -> None:
         try:
-            self.metrics.set_figures(await self.fleet_figures.read())
+            figures, reader = await self.fleet_figures.read(), self.channel_figures
+            if reader is not None:
+                figures = replace(figures, channels=await reader.read())
+            self.metrics.set_figures(figures)
         except StorageUnavailable:
             self.metrics.set_figures(None)
             raise
@@ -325,10 +352,10 @@ class App(GatewayParts):
             await self.operator_ledger.mark_ready(now_ms=now_ms())
 
 
-async def run(settings: Settings) -> None:
+async def run(settings: Settings, *, abandon_channels: AuditOrigin | None = None) -> None:
     """`tollway gateway serve`: opens the app, serves until SIGINT or SIGTERM, closes in order."""
     notifier = ServiceNotifier.from_environment()
-    app = App(settings)
+    app = App(settings, abandon_channels=abandon_channels)
     app.reserve_ports()
     async with app:
         observe_log_events(app.metrics.count_log_event)

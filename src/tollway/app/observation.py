@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from tollway.chain.nodes import NodeStatus, RpcCall
 from tollway.chain.rpc import RpcReader
@@ -10,7 +11,7 @@ from tollway.observability.call_trace import find_current_trace
 from tollway.observability.metric_table import NODE_OUTCOMES, NodeOutcome
 from tollway.observability.plain_metrics import LabelValues
 from tollway.observability.telemetry import Metrics
-from tollway.payments.gas import SettlementMetrics
+from tollway.payments.gas import ChannelOutcome, ChannelStep, SettlementMetrics
 from tollway.web.operator.chains import NetworkNodes, NodeFigures
 
 
@@ -32,10 +33,21 @@ def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
         spent=lambda chain_id, key, wei: metrics.gas_spent.add_amount(
             wei, format_network(chain_id), str(key)
         ),
+        claim_reserve=lambda chain_id, wei: metrics.channel_gas_reserve.set(wei, format_network(chain_id)),
+        channel=partial(_count_step, metrics),
         withdrawn=lambda chain_id, reason, count: metrics.rails_withdrawn.labels(
             format_network(chain_id), reason.value
         ).set(count),
     )
+
+
+def _count_step(
+    metrics: Metrics, chain_id: ChainId, step: ChannelStep, outcome: ChannelOutcome, wei: int
+) -> None:
+    network = format_network(chain_id)
+    metrics.channel_steps.add(network, step.value, outcome.value)
+    if wei:
+        metrics.channel_gas.add_amount(wei, network, step.value)
 
 
 def read_network_nodes(chains: RpcReader, metrics: Metrics, chain_id: ChainId) -> NetworkNodes:

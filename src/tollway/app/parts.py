@@ -3,13 +3,14 @@
 import secrets
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from tollway.app.channel_figures import ChannelFiguresReader
 from tollway.app.channel_wiring import ChannelParts
 from tollway.app.fleet_view import FleetView
 from tollway.app.observation import NodeMetrics, make_settlement_metrics
@@ -49,6 +50,7 @@ from tollway.storage.engine.database import Database, connect_database
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.migrate import SchemaCheck
 from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
+from tollway.storage.ledger.channel_totals import ChannelTotalsStore
 from tollway.storage.ledger.finality import FinalityStore
 from tollway.storage.ledger.gas_store import GasStore
 from tollway.storage.ledger.history import HistoryStore
@@ -83,6 +85,7 @@ class GatewayParts:
         self.redis_windows = self._make_redis_windows()
         self.rate_limiter = RateLimiter(self.redis_windows)
         self._wire()
+        self.channel_figures = self._make_channel_figures()
 
     def _add_metrics(self) -> None:
         metrics, outages = self.metrics, self.database.outages
@@ -262,11 +265,28 @@ class GatewayParts:
             return None
         return ChannelParts(
             ledger=ChannelClaimStore(self.database),
+            totals=ChannelTotalsStore(self.database),
             rules=make_channel_rules(self.rules, self._settlement_rules()),
             keys=[key.get_secret_value() for key in self.settings.secret_keys],
             origin=str(self.origin),
             find_payee_terms=self.catalog.find_payee_terms,
         )
+
+    def _make_channel_figures(self) -> ChannelFiguresReader | None:
+        channels = self.settlement_services.channels
+        if channels is None:
+            return None
+        networks = channels.networks
+
+        def read_look_ages_s() -> Mapping[tuple[str, ...], float]:
+            ages = {chain_id: networks.find_look_age_s(chain_id) for chain_id in networks.rules}
+            return {(format_network(chain_id),): age for chain_id, age in ages.items() if age is not None}
+
+        delays_s: dict[str, int] = {
+            format_network(one.chain_id): one.withdraw_delay for one in networks.rules.values()
+        }
+        self.metrics.add_channels(delays_s, read_look_ages_s)
+        return ChannelFiguresReader(channels.totals, networks, rules=self.rules, now_ms=self.ledger.shared_ms)
 
     def _make_chains(self) -> RpcReader:
         return RpcReader(

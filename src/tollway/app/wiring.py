@@ -144,6 +144,7 @@ class SettlementServices:
             receipt_poller=self._receipt_poller,
             limits=self._limits,
             now_ms=self._now_ms,
+            metrics=self._metrics,
         )
 
     def _make_facilitators(

@@ -128,6 +128,7 @@ COMMANDS = {
     "gateway serve": _row("operator:serve", "Runs the gateway until SIGINT or SIGTERM.", "tollway gateway serve --config tollway.toml"),
     "gateway migrate": _row("operator:migrate", "Brings the database to this version. Safe to run again.", "tollway gateway migrate"),
     "gateway doctor": _row("operator:doctor", "Checks settings, database, chains and clock, and changes nothing.", "tollway gateway doctor"),
+    "gateway gas": _row("gas:show_gas", "Shows what settling, depositing and claiming cost now, and the smallest sensible price of each rail.", "tollway gateway gas"),
     "gateway backup": _row("operator:backup", "Copies a SQLite database to FILE, also while a gateway uses it.", "tollway gateway backup tollway.backup"),
     "gateway restore": _row("operator:restore", "Replaces the SQLite database with FILE and holds every balance in it. Stop the gateway first.", "tollway gateway restore tollway.backup"),
     "gateway audit": _row("operator:audit", "Checks that every balance equals the sum of its calls, and lists held calls and payments.", "tollway gateway audit"),

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tollway.app.doctor_channels import examine_channel_keys, examine_channels
 from tollway.app.doctor_findings import (
     SHARED_RATES_DOWN,
     Finding,
@@ -89,6 +90,9 @@ async def examine(
     found = next(finding for finding in findings if finding.check == "database")
     if found.level in ("ok", "warning") and settings.secret_keys:
         await add("secrets", _examine_seals(settings, database))
+    has_tables = found.level in ("ok", "warning")
+    if has_tables:
+        await add("channels", examine_channel_keys(settings, database))
     if is_postgres(database):
         await add("leaders", _examine_leaders(database))
     for network in settings.networks:
@@ -100,6 +104,10 @@ async def examine(
             least = _examine_settlement_min(network.settlement, chains)
             await add(f"settlement_min_{chain_id}", least, of=of)
             await add(f"gas_keys_{chain_id}", _examine_gas_keys(network.settlement, chains), of=of)
+        channels = examine_channels(
+            settings, network, database=database if has_tables else None, chains=chains, now_s=now_s
+        )
+        await add(f"channels_{chain_id}", channels, of=of)
     await add("shared_rates", _examine_rates(settings))
     await add("ownership", _examine_ownership(settings))
     await add("gateway", _examine_gateway(settings, fetch))

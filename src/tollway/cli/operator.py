@@ -188,7 +188,16 @@ _SHARED = [
 ]
 
 
-def serve(config: Config = None) -> None:
+def serve(
+    config: Config = None,
+    abandon_channels: Annotated[
+        bool,
+        typer.Option(
+            "--abandon-channels",
+            help="Start although no key can claim what some payment channels still owe. The audit log records what is given up.",
+        ),
+    ] = False,
+) -> None:
     with explained_failures(as_json=False):
         settings = load_settings(os.environ, config=config)
         configure_logging(
@@ -198,7 +207,8 @@ def serve(config: Config = None) -> None:
 
         from tollway.app import lifecycle
 
-        uvloop.run(lifecycle.run(settings))
+        origin = make_origin("") if abandon_channels else None
+        uvloop.run(lifecycle.run(settings, abandon_channels=origin))
 
 
 @operator_command

@@ -30,3 +30,9 @@ OVERLOADED_PER_S_MAX = 1
 AUDIT_AGE_MAX_S = 691_200
 BACKUP_AGE_MAX_S = 93_600
 SALES_HOURS_BEHIND_MAX = 3
+WITHDRAWAL_DELAY_MAX = 0.5
+"""The share of the delay of a withdrawal by which the channel must be claimed."""
+CHANNEL_LOOK_DELAY_MAX = 0.25
+"""The share of that delay by which channels must be looked at again: then they take no deposit (`channel_networks.LOOK_DIVISOR`)."""
+CHANNEL_UNCLAIMED_MAX = 0.8
+"""The share of its maximum that a channel may owe; a claim is due at half of it."""

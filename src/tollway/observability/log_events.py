@@ -6,7 +6,7 @@ Every line also has `timestamp`, `level`, `event`, and `request_id` where a requ
 
 from dataclasses import dataclass
 
-NOTHING = "nothing"
+NOTHING = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +136,16 @@ _SETTLEMENT = (
 
 _CHANNELS = (
     _row("channels_available", "info", "network", "The contracts of channels are on this network."),
-    _row("channels_unseen", "warning", "network detail", "The channels of a network could not be read; after a quarter of the delay of a withdrawal they take no deposit.", "runbook ChainUnavailable"),
+    _row("channels_unseen", "warning", "network detail", "The channels of a network could not be read; after a quarter of the delay of a withdrawal they take no deposit.", "runbook ChainAway"),
     _row("channel_state_changed", "warning", "channel network state unclaimed", "A withdrawal of a channel began or ended, or the channel is drained.", "for `withdrawing`: watch that its claim is mined before the delay is over"),
-    _row("channel_claims_unseen", "warning", "network detail", "A round of claims could not reach its chain; the next one tries again.", "runbook ChainUnavailable"),
+    _row("channel_claims_unseen", "warning", "network detail", "A round of claims could not reach its chain; the next one tries again.", "runbook ChainAway"),
     _row("channel_claim_sent", "info", "claim network channels transaction", "A transaction that claims channels was stored and sent."),
     _row("channel_claim_refused", "warning", "channel units", "The claim of a channel fails in simulation; the channel is left out and read again.", "read the channel on its chain when it repeats"),
     _row("channel_settle_refused", "warning", "receiver token", "The token refuses to pay a receiver; its money stays claimed, and its channels take no call until it is settled.", "tell the provider: his wallet cannot receive this token"),
     _row("channel_claim_ended", "info", "claim is_mined", "A claim is mined, or can never be."),
     _row("channel_unused", "info", "channel network is_unused", "No listing can use a channel any more, or one can again. A day later the gateway claims it and refunds the rest."),
     _row("channel_refund_refused", "warning", "channel network reason", "The gateway could not refund a channel that no listing can use; it tries again.", "read the channel on its chain when it repeats"),
+    _row("channels_abandoned", "warning", "authorizer unclaimed", "A start with `--abandon-channels` gave up what channels of a key that is not in the settings owe."),
     _row("channel_refunded", "info", "channel units transaction", "A payer got back what a channel held beyond its calls."),
 )  # fmt: skip
 

@@ -23,8 +23,8 @@ SETTLEMENT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20
 """From chains that mine at once to transactions that needed higher fees."""
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
 
-NODES_PER_NETWORK, GAS_KEYS_PER_NETWORK = 3, 2
-"""What `series_max` assumes. The settings allow more; each further node adds 24 series, each further key 3."""
+NODES_PER_NETWORK, GAS_KEYS_PER_NETWORK, TOKENS_PER_NETWORK = 3, 2, 2
+"""What `series_max` assumes. The settings allow more; each further node adds 24 series, each further key 3, each further token 1."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 Scope = Literal["process", "fleet"]
@@ -128,6 +128,22 @@ _WITHDRAWAL = Label(
 )
 _PAYMENT_OUTCOME = Label(name="outcome", values=("accepted", *_CODE.values))
 _SETTLEMENT_OUTCOME = Label(name="outcome", values=("settled", "failed", "undecided", "swept", "released"))
+_TOKEN = Label(name="token", per_network=TOKENS_PER_NETWORK)
+CHANNEL_OUTCOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "deposit": ("done", "reverted"),
+        "claim": ("done", "reverted", "refused", "lost"),
+        "settle": ("done", "refused"),
+        "refund": ("done", "reverted", "refused", "lost"),
+    }
+)
+"""The steps on channels -> how each can end."""
+CHANNEL_TRANSACTIONS = ("deposit", "claim", "refund")
+"""The steps with a transaction of their own: a settle stands in that of a claim."""
+_STEP = Label(name="step", values=tuple(CHANNEL_OUTCOMES))
+_GAS_STEP = Label(name="step", values=CHANNEL_TRANSACTIONS)
+_STEP_OUTCOME = Label(name="outcome", values=("done", "reverted", "refused", "lost"))
+_CHANNEL_STATE = Label(name="state", values=("open", "withdrawing", "draining"))
 _PHASE = Label(name="phase", values=PHASES)
 _USAGE = Label(name="usage", values=("measured", "clamped", "absent", "base"))
 _COMMIT_KIND = Label(name="kind", values=COMMIT_KINDS)
@@ -329,6 +345,57 @@ _CHAINS = (
     ),
 )
 
+_CHANNELS = (
+    _gauge("tollway_channels", "Payment channels by state", _NETWORK, _CHANNEL_STATE, scope="fleet"),
+    _gauge(
+        "tollway_channel_unclaimed",
+        "Charged and not claimed yet, in units of the currency",
+        _NETWORK,
+        _TOKEN,
+        scope="fleet",
+    ),
+    _gauge(
+        "tollway_channel_unclaimed_ratio",
+        "The largest share of its maximum that a channel owes",
+        _NETWORK,
+        scope="fleet",
+    ),
+    _gauge(
+        "tollway_channel_unclaimed_oldest_seconds",
+        "Age of the oldest call that no claim has covered",
+        _NETWORK,
+        scope="fleet",
+    ),
+    _gauge("tollway_channel_withdrawals", "Withdrawals in sight", _NETWORK, scope="fleet"),
+    _gauge(
+        "tollway_channel_withdrawal_oldest_seconds",
+        "Age of the oldest withdrawal of a channel that is worth a claim",
+        _NETWORK,
+        scope="fleet",
+    ),
+    _gauge("tollway_channel_withdraw_delay_seconds", "The delay of a withdrawal", _NETWORK),
+    _gauge(
+        "tollway_channel_look_age_seconds",
+        "Since a gateway last looked at the channels",
+        _NETWORK,
+    ),
+    _gauge("tollway_channel_gas_reserve_wei", "What a gas key keeps for claims", _NETWORK),
+    _counter(
+        "tollway_channel_steps_total",
+        "Deposits, claims, settles and refunds by outcome",
+        _NETWORK,
+        _STEP,
+        _STEP_OUTCOME,
+        series_given=sum(map(len, CHANNEL_OUTCOMES.values())),
+    ),
+    _counter(
+        "tollway_channel_gas_wei_total",
+        "Gas of mined deposits, claims and refunds",
+        _NETWORK,
+        _GAS_STEP,
+    ),
+)
+
 _PROCESS = (
     _gauge("tollway_build_info", "1; the labels say what runs", *_BUILD),
     _histogram(
@@ -353,7 +420,7 @@ _PROCESS = (
 )
 
 SERIES: Mapping[str, SeriesRow] = MappingProxyType(
-    {row.name: row for row in chain(_CALLS, _TRACES, _BOOKS, _CHAINS, _PROCESS)}
+    {row.name: row for row in chain(_CALLS, _TRACES, _BOOKS, _CHAINS, _CHANNELS, _PROCESS)}
 )
 """Every series of a gateway by its name. Beside them stand those of `ProcessCollector`: `process_cpu_seconds_total` and the like."""
 PROCESS_SERIES = (

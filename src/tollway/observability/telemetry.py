@@ -14,7 +14,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from structlog.typing import Processor
 
 from tollway.observability.log_events import LOG_EVENTS
-from tollway.observability.metric_table import COMMIT_KINDS, NODE_OUTCOMES, OWN_FAILURES, SERIES
+from tollway.observability.metric_table import (
+    CHANNEL_OUTCOMES,
+    CHANNEL_TRANSACTIONS,
+    COMMIT_KINDS,
+    NODE_OUTCOMES,
+    OWN_FAILURES,
+    SERIES,
+)
 from tollway.observability.plain_metrics import LabelValues, PlainCollector
 
 M = TypeVar("M")
@@ -52,9 +59,22 @@ class BackgroundTaskStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFigures:
+    """What the ledger says of the channels of one network. `counts`: by state. `unclaimed`: by the symbol of a token, in units of the currency; `unclaimed_ratio`: of the maximum of a
+    channel. `unclaimed_s`, `withdrawal_s`: ages; 0 where nothing waits. `withdrawals`: how many are in sight."""
+
+    counts: Mapping[str, int]
+    unclaimed: Mapping[str, float]
+    unclaimed_ratio: float
+    unclaimed_s: float
+    withdrawals: int
+    withdrawal_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFigures:
     """What the leading gateway read from the database about all gateways. `open_calls`: by state, the number and the age in seconds of the oldest. `audit_s`,
-    `backup_s`: unix times; None before the first one. `webhook_events`: by state."""
+    `backup_s`: unix times; None before the first one. `webhook_events`: by state. `channels`: by network; empty where they are off."""
 
     open_calls: Mapping[str, tuple[int, float]]
     audit_s: float | None = None
@@ -63,6 +83,7 @@ class FleetFigures:
     secrets_stale: int = 0
     sales_hours_behind: int = 0
     webhook_events: Mapping[str, int] = field(default_factory=dict)
+    channels: Mapping[str, ChannelFigures] = field(default_factory=dict)
 
 
 class Metrics:
@@ -135,6 +156,10 @@ class Metrics:
         self.gas_spent = self._plain.counter("tollway_gas_spent_wei_total")
         self.calls_adrift = self._make(Gauge, "tollway_calls_adrift")
         self.rails_withdrawn = self._make(Gauge, "tollway_rails_withdrawn")
+        self.channel_steps = self._plain.counter("tollway_channel_steps_total")
+        self.channel_gas = self._plain.counter("tollway_channel_gas_wei_total")
+        self.channel_gas_reserve = self._plain.gauges("tollway_channel_gas_reserve_wei")
+        self.channel_delay = self._plain.gauges("tollway_channel_withdraw_delay_seconds")
 
     def add_network(self, network: str, *, nodes: int, block_time_s: float, gas_keys: Sequence[str]) -> None:
         """Sets the series of a network to 0, so that the first event of each is an increase."""
@@ -159,6 +184,19 @@ class Metrics:
     def add_node_heads(self, read: Callable[[], Mapping[LabelValues, float]]) -> None:
         """Adds the ages of the newest blocks by network and node, read at scrape."""
         self._plain.gauges("tollway_node_head_age_seconds", read)
+
+    def add_channels(
+        self, delays_s: Mapping[str, int], read_look_ages_s: Callable[[], Mapping[LabelValues, float]]
+    ) -> None:
+        """Adds the series of channels, and sets those of steps to 0. `delays_s`: of a withdrawal, by network. `read_look_ages_s`: read at scrape."""
+        self._plain.gauges("tollway_channel_look_age_seconds", read_look_ages_s)
+        for network, delay_s in delays_s.items():
+            self.channel_delay.set(delay_s, network)
+            for step, outcomes in CHANNEL_OUTCOMES.items():
+                for outcome in outcomes:
+                    self.channel_steps.add_amount(0, network, step, outcome)
+            for step in CHANNEL_TRANSACTIONS:
+                self.channel_gas.add_amount(0, network, step)
 
     def add_background(self, read: Callable[[], Iterable[BackgroundTaskStatus]]) -> None:
         """Adds the series of the background tasks, read at scrape. A task that another gateway runs for all has no sample here."""
@@ -205,6 +243,28 @@ _FIGURES: Mapping[str, Callable[[FleetFigures], Mapping[LabelValues, float | Non
     "tollway_sales_hours_behind": lambda figures: {(): figures.sales_hours_behind},
     "tollway_webhook_events": lambda figures: {
         (state,): count for state, count in figures.webhook_events.items()
+    },
+    "tollway_channels": lambda figures: {
+        (network, state): count
+        for network, one in figures.channels.items()
+        for state, count in one.counts.items()
+    },
+    "tollway_channel_unclaimed": lambda figures: {
+        (network, token): amount
+        for network, one in figures.channels.items()
+        for token, amount in one.unclaimed.items()
+    },
+    "tollway_channel_unclaimed_ratio": lambda figures: {
+        (network,): one.unclaimed_ratio for network, one in figures.channels.items()
+    },
+    "tollway_channel_unclaimed_oldest_seconds": lambda figures: {
+        (network,): one.unclaimed_s for network, one in figures.channels.items()
+    },
+    "tollway_channel_withdrawals": lambda figures: {
+        (network,): one.withdrawals for network, one in figures.channels.items()
+    },
+    "tollway_channel_withdrawal_oldest_seconds": lambda figures: {
+        (network,): one.withdrawal_s for network, one in figures.channels.items()
     },
 }
 """The series about the fleet, and how each is read from the figures."""

@@ -18,10 +18,12 @@ import structlog
 from tollway.chain.channel_contract import (
     SETTLEMENT_CONTRACT,
     ClaimRow,
+    ReceiverSettled,
     encode_claim,
     encode_multicall,
     encode_receiver_totals,
     encode_settle,
+    parse_channel_events,
     parse_receiver_totals,
 )
 from tollway.chain.networks import ChainRules
@@ -45,7 +47,7 @@ from tollway.money import LEDGER_DECIMALS_MAX, Asset
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.channels import claim_batch_digest
-from tollway.payments.gas import GasBudget
+from tollway.payments.gas import NO_METRICS, ChannelOutcome, ChannelStep, GasBudget, SettlementMetrics
 from tollway.payments.nonces import NonceSequence
 from tollway.payments.transactions import SentCall, resend, sign_next
 
@@ -64,6 +66,12 @@ OLD_AFTER_MS = 86_400_000
 CHANNELS_MAX = 1_000
 CLAIMS = ListingId("")
 """The gas of claims is of no listing: one transaction claims for many."""
+
+
+def find_claim_gas(channels: int, receivers: int) -> int:
+    """The gas limits of the transactions that claim so many channels and settle so many receivers."""
+    return CLAIM_GAS * -(-channels // ROWS_MAX) + ROW_GAS * channels + SETTLE_GAS * receivers
+
 
 _log = structlog.get_logger(__name__)
 
@@ -117,6 +125,7 @@ class ChannelClaims:
         limits: Limits,
         now_ms: Callable[[], int],
         entropy: Callable[[int], bytes],
+        metrics: SettlementMetrics = NO_METRICS,
     ) -> None:
         self._ledger = ledger
         self._gas_ledger = gas_ledger
@@ -128,6 +137,7 @@ class ChannelClaims:
         self._limits = limits
         self._now_ms = now_ms
         self._entropy = entropy
+        self._metrics = metrics
 
     async def run_once(self) -> None:
         """Finishes the open claims, then sends one more for each network and key. An unavailable chain waits for the next round."""
@@ -211,7 +221,7 @@ class ChannelClaims:
         await self.send(
             claim,
             calls,
-            gas=CLAIM_GAS + ROW_GAS * len(passing) + SETTLE_GAS * len(settled),
+            gas=find_claim_gas(len(passing), len(settled)),
             sequence=sequence,
         )
 
@@ -330,6 +340,7 @@ class ChannelClaims:
         passes = await self.simulate(row.channel.chain_id, self._encode_claim([row], signer))
         if not passes:
             _log.warning("channel_claim_refused", channel="0x" + row.channel.id.hex(), units=row.units)
+            self.count_refused(row.channel.chain_id, ChannelStep.CLAIM)
             await self._renew(row.channel)
         return passes
 
@@ -343,6 +354,7 @@ class ChannelClaims:
         if not passes:
             _log.warning("channel_settle_refused", receiver=str(pair[0]), token=str(pair[1]))
             await self._ledger.mark_refused(Receiver(chain_id, *pair), now_ms=self._now_ms())
+            self.count_refused(chain_id, ChannelStep.SETTLE)
         return passes
 
     async def simulate(self, chain_id: ChainId, calldata: bytes) -> bool:
@@ -356,6 +368,9 @@ class ChannelClaims:
             deadline_s=self._limits.rpc_deadline_s,
         )
         return not result.reverted
+
+    def count_refused(self, chain_id: ChainId, step: ChannelStep) -> None:
+        self._metrics.channel(chain_id, step, ChannelOutcome.REFUSED, 0)
 
     # ---- Finish.
 
@@ -382,10 +397,16 @@ class ChannelClaims:
             renewed = await self._ledger.renew_channel(channel.key, seen, now_ms=self._now_ms())
             if claim.is_refund and not renewed.facts.is_same_state(seen):
                 return
+        step = ChannelStep.REFUND if claim.is_refund else ChannelStep.CLAIM
         for one in mined:
             facts = receipts[one.tx_hash]
             if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
-                self._gas_budget.record_cost(one, facts.fee_wei, is_reverted=not facts.succeeded)
+                self._gas_budget.record_cost(one, facts.fee_wei, is_reverted=not facts.succeeded, step=step)
+                for event in parse_channel_events(facts.logs):
+                    if isinstance(event, ReceiverSettled):
+                        self._metrics.channel(claim.chain_id, ChannelStep.SETTLE, ChannelOutcome.DONE, 0)
+        if not mined:
+            self._metrics.channel(claim.chain_id, step, ChannelOutcome.LOST, 0)
         if claim.is_refund and not any(_has_succeeded(receipts[one.tx_hash]) for one in mined):
             # The refund is public, and the contract accepts it from anyone until its nonce is used: its money may leave at any time.
             for row in claim.rows:

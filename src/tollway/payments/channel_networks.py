@@ -75,6 +75,7 @@ class ChannelNetworks:
         self._deployed: set[ChainId] = set()
         self._looked_ms: dict[ChainId, int | None] = {}
         self._refused: frozenset[Receiver] = frozenset()
+        self._began_ms = now_ms()
 
     async def refresh(self) -> None:
         """Looks for the contracts, until they are seen: a contract at these addresses never changes. Reads when the channels were looked at."""
@@ -110,6 +111,13 @@ class ChannelNetworks:
     def is_paid_out(self, chain_id: ChainId, receiver: Address, token: Address) -> bool:
         """Whether the contract can pay this receiver, as far as is known. Where it cannot, its channels take no call."""
         return Receiver(chain_id, receiver, token) not in self._refused
+
+    def find_look_age_s(self, chain_id: ChainId) -> float | None:
+        """Seconds since the channels were looked at; since the start of this process where no gateway has ever looked. None without the contracts."""
+        if chain_id not in self._deployed:
+            return None
+        looked_ms = self._looked_ms.get(chain_id)
+        return max(0, self._now_ms() - (self._began_ms if looked_ms is None else looked_ms)) / 1000
 
     def gas_price_wei(self, chain_id: ChainId) -> int | None:
         fees = self._gas_budget.latest_fees(chain_id)

@@ -33,7 +33,7 @@ from tollway.payments.channel_claims import CLAIM_GAS, ROW_GAS, ChannelClaims
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_wire import ChannelReason, explain_channel
 from tollway.payments.channels import claim_batch_digest, refund_digest
-from tollway.payments.gas import GasBudget
+from tollway.payments.gas import ChannelStep, GasBudget
 from tollway.payments.nonces import NonceSequence
 from tollway.payments.receipts import ReceiptPoller
 
@@ -158,6 +158,7 @@ class ChannelRefunds:
         signature = signer.sign(refund_digest(channel.chain_id, channel.id, nonce=nonce, amount=base_units))
         calls.append(encode_refund(channel.config, base_units=base_units, nonce=nonce, signature=signature))
         if not await self._claims.simulate(channel.chain_id, encode_multicall(calls)):
+            self._claims.count_refused(channel.chain_id, ChannelStep.REFUND)
             raise Refusal(explain_channel(ChannelReason.REFUND_FAILED, _REFUSED))
         if not self._gas_budget.is_within_budget(channel.chain_id, REFUNDS):
             raise Refusal(AWAY)

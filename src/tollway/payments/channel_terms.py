@@ -18,7 +18,9 @@ from tollway.payments.settlement_rules import WEI_PER_COIN
 from tollway.payments.wire import encode_object
 from tollway.payments.x402 import REQUIRED_HEADER, RESPONSE_HEADER, Resource, requirement_json, resource_json
 
-CHANNEL_GAS = 260_000
+DEPOSIT_COST_GAS, CLAIM_COST_GAS, SETTLE_COST_GAS = 133_000, 77_000, 50_000
+"""What a first deposit, the claim of one channel and one settle cost: measured on the sandbox's chain."""
+CHANNEL_GAS = DEPOSIT_COST_GAS + CLAIM_COST_GAS + SETTLE_COST_GAS
 """The gas of a first deposit, and of the claim and the settle of one channel."""
 DEPOSIT_COST_FACTOR = 10
 """The offered deposit is at least this many times the gas of a channel."""
@@ -74,6 +76,11 @@ def find_deposit_min(units: int, *, cost_units: int, coin: int) -> int:
 def find_deposit_floor(units: int, *, cost_units: int) -> int:
     """The smallest deposit that is taken."""
     return max(units, DEPOSIT_COST_FACTOR_MIN * cost_units)
+
+
+def find_price_min(*, cost_units: int) -> int:
+    """The smallest price for which a channel is sensible: a thousand calls pay `DEPOSIT_COST_FACTOR` times the gas of their channel."""
+    return -(-DEPOSIT_COST_FACTOR * cost_units // DEPOSIT_CALLS)
 
 
 def channel_state_json(channel: Channel) -> dict[str, Any]:

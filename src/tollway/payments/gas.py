@@ -25,7 +25,7 @@ from tollway.chain.tokens import find_domain_fault
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.ids import Address, ChainId, ListingId, TxHash
 from tollway.ledger.ledger import CodeRecord, GasLedger
-from tollway.ledger.records import SettlementAttempt
+from tollway.ledger.records import Authorization, SettlementAttempt
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.observability.background import BackgroundTask, TaskName, run_all
@@ -42,6 +42,29 @@ class OutcomeLabel(StrEnum):
     UNDECIDED = "undecided"  # still unknown at the deadline
     SWEPT = "swept"  # an undecided one that paid after all
     RELEASED = "released"  # an undecided one that can never pay any more
+
+
+class ChannelStep(StrEnum):
+    """What a transaction does with channels. Public (a label of the metrics). A claim and its settles are one transaction."""
+
+    DEPOSIT = "deposit"
+    CLAIM = "claim"
+    SETTLE = "settle"
+    REFUND = "refund"
+
+
+class ChannelOutcome(StrEnum):
+    """How a step on channels ended. Public (a label of the metrics)."""
+
+    DONE = "done"
+    REVERTED = "reverted"
+    REFUSED = "refused"  # in simulation: nothing was sent
+    LOST = "lost"  # another transaction used its nonce
+
+
+def find_step(authorization: Authorization) -> ChannelStep | None:
+    """None: its transaction has nothing to do with channels."""
+    return None if authorization.deposit is None else ChannelStep.DEPOSIT
 
 
 class WithdrawalReason(StrEnum):
@@ -68,7 +91,8 @@ class SettlementMetrics:
     """The callables of the metrics. `mined`: seconds from a transaction's signature to its receipt. `unmined`: transactions of that
     key that are signed and not mined yet. `orphaned`: calls that settlement recovery found, at most its batch. `withdrawn`: rails
     of that network withdrawn for that reason. `floor`: the least balance of its gas keys. `budget_used`: the share of its gas budget
-    that is spent. `spent`: the cost of a mined transaction of that key."""
+    that is spent. `spent`: the cost of a mined transaction of that key. `claim_reserve`: what its gas keys keep for claims of
+    channels. `channel`: a step on channels that ended, and the cost of its transaction."""
 
     end: Callable[[ChainId, OutcomeLabel], None] = _ignore
     mined: Callable[[ChainId, float], None] = _ignore
@@ -79,6 +103,8 @@ class SettlementMetrics:
     floor: Callable[[ChainId, int], None] = _ignore
     budget_used: Callable[[ChainId, float], None] = _ignore
     spent: Callable[[ChainId, Address, int], None] = _ignore
+    claim_reserve: Callable[[ChainId, int], None] = _ignore
+    channel: Callable[[ChainId, ChannelStep, ChannelOutcome, int], None] = _ignore
 
 
 NO_METRICS = SettlementMetrics()
@@ -158,6 +184,8 @@ CHECKS_UNTIL_STALE = 6
 MINED_DEPTH_CHECKS = 3
 """A nonce counts as finally mined only when it was mined this many checks ago: a reorganisation can undo a later one."""
 COSTS_KEPT = 10_000
+CLAIM_RESERVE_FACTOR = 3
+"""A gas key keeps this many times what a claim of every channel costs at the current gas price."""
 BUDGET_PAUSE_FACTOR = 20
 """The sums are read from the ledger again after this many times as long as the last read took."""
 FAILURE_PAUSE_S = 1.0
@@ -169,7 +197,8 @@ _NO_FACILITATORS: Mapping[ChainId, FacilitatorClient] = MappingProxyType({})
 class _NetworkGas:
     """The last state of one network. `seen_s`: when its fees were read last; `unsupported`: tokens that take no authorisations,
     or under another EIP-712 domain than configured; `closed`: the nonce below which the ledger counts all of a key's transactions as
-    mined. `codes`: the payers' codes that reverted; `is_wallet_gas_known`: the ledger was read for payers with code."""
+    mined. `codes`: the payers' codes that reverted; `is_wallet_gas_known`: the ledger was read for payers with code. `claim_gas`: of a
+    claim of every channel."""
 
     fees: Fees | None = None
     seen_s: float = 0.0
@@ -182,6 +211,7 @@ class _NetworkGas:
     unmined: dict[Address, int] = field(default_factory=dict)
     codes: dict[bytes, CodeRecord] = field(default_factory=dict)
     is_wallet_gas_known: bool = False
+    claim_gas: int = 0
 
     def note_reverted(self, code_hash: bytes) -> None:
         """Until the next read from the ledger."""
@@ -293,7 +323,7 @@ class GasBudget:
             return self.is_reachable(asset.chain_id)  # the facilitator pays for gas
         return (
             self._is_affordable(rules, network_gas)
-            and self._choose(asset.chain_id, floor_wei=rules.gas_floor_wei) is not None
+            and self._choose(asset.chain_id, floor_wei=self._find_floor_wei(rules)) is not None
             and self._spending[asset.chain_id, _Payers.ALL].is_within_budget(listing_id)
         )
 
@@ -306,12 +336,12 @@ class GasBudget:
         self, chain_id: ChainId, *, is_claimed: bool = False, without: Collection[Address] = ()
     ) -> NonceSequence | None:
         """The least busy sequence of a key that can pay and whose nonces move; None when there is none, or gas costs too much.
-        A call that is claimed already (`is_claimed`) may use keys whose balance is below their floor: the floor is the reserve
-        for it. `without`: excluded keys."""
+        A call that is claimed already and a claim of channels (`is_claimed`) may use keys whose balance is below their floor: the floor is the reserve
+        for them. `without`: excluded keys."""
         rules = self._rules.get(chain_id)
         if rules is None or not self._is_affordable(rules, self._network_gas[chain_id]):
             return None
-        sequence = self._choose(chain_id, floor_wei=rules.gas_floor_wei, without=without)
+        sequence = self._choose(chain_id, floor_wei=self._find_floor_wei(rules), without=without)
         return (
             self._choose(chain_id, floor_wei=1, without=without)
             if sequence is None and is_claimed
@@ -389,6 +419,22 @@ class GasBudget:
         network_gas = self._network_gas.get(chain_id)
         return network_gas is None or not (self._is_stale(network_gas) or self._is_facilitator_away(chain_id))
 
+    def reserve_claims(self, chain_id: ChainId, *, gas: int) -> None:
+        """Keeps gas for the claims of channels. `gas`: of a claim of every channel. While a key has less than `CLAIM_RESERVE_FACTOR` times its cost, the key signs nothing
+        new: the channels that are open go on to their maximum, and what they owe must be claimed."""
+        self._network_gas[chain_id].claim_gas = gas
+        self._metrics.claim_reserve(chain_id, self.claim_reserve_wei(chain_id))
+
+    def claim_reserve_wei(self, chain_id: ChainId) -> int:
+        """0 while the gas price is not known: then no price is offered."""
+        network_gas = self._network_gas[chain_id]
+        price_wei = 0 if network_gas.fees is None else network_gas.fees.price_wei
+        return CLAIM_RESERVE_FACTOR * network_gas.claim_gas * price_wei
+
+    def _find_floor_wei(self, rules: SettlementRules) -> int:
+        """The balance below which a key signs nothing new."""
+        return max(rules.gas_floor_wei, self.claim_reserve_wei(rules.chain_id))
+
     def price_max_wei(self, chain_id: ChainId) -> int:
         return self._rules[chain_id].gas_price_max_wei
 
@@ -415,11 +461,21 @@ class GasBudget:
         if code_hash is not None:
             self._spending[chain_id, _Payers.WITH_CODE].note(listing_id, wei)
 
-    def record_cost(self, attempt: SettlementAttempt, cost_wei: int, *, is_reverted: bool) -> None:
-        """Written with the next refresh. After a crash before that, the maximum cost goes on counting."""
+    def record_cost(
+        self,
+        attempt: SettlementAttempt,
+        cost_wei: int,
+        *,
+        is_reverted: bool,
+        step: ChannelStep | None = None,
+    ) -> None:
+        """Written with the next refresh. After a crash before that, the maximum cost goes on counting. `step`: of a transaction on channels."""
         if attempt.tx_hash not in self._counted:  # recovery reads a receipt again until it is deep enough
             self._counted[attempt.tx_hash] = None
             self._metrics.spent(attempt.chain_id, attempt.sender, cost_wei)
+            if step is not None:
+                outcome = ChannelOutcome.REVERTED if is_reverted else ChannelOutcome.DONE
+                self._metrics.channel(attempt.chain_id, step, outcome, cost_wei)
         self._costs.append((attempt, cost_wei))
         self._wallet_costs.append((attempt, cost_wei, is_reverted))  # the ledger knows which payers have code
         if attempt.code_hash is not None and is_reverted:
@@ -604,7 +660,7 @@ class GasBudget:
             return WithdrawalReason.GAS_UNKNOWN
         if not self._is_affordable(rules, network_gas):
             return WithdrawalReason.GAS_TOO_DEAR
-        funded = self._find_funded(rules.chain_id, floor_wei=rules.gas_floor_wei)
+        funded = self._find_funded(rules.chain_id, floor_wei=self._find_floor_wei(rules))
         if all(sequence.progress.is_stuck for sequence in funded):
             return WithdrawalReason.NONCE_GAP if funded else WithdrawalReason.GAS_KEYS_LOW
         spending = self._spending[rules.chain_id, _Payers.ALL]

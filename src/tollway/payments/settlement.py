@@ -56,7 +56,14 @@ from tollway.payments.authorization_onchain import (
 from tollway.payments.deployment import Deployment, is_wrapped
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.facilitator import FacilitatorClient
-from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics, WithdrawnRail
+from tollway.payments.gas import (
+    NO_METRICS,
+    GasBudget,
+    OutcomeLabel,
+    SettlementMetrics,
+    WithdrawnRail,
+    find_step,
+)
 from tollway.payments.lookup_quota import AuthorizationLookup, AuthorizationQuota
 from tollway.payments.nonces import NonceSequence
 from tollway.payments.pricing import PaymentRequirement
@@ -517,7 +524,12 @@ class Settlement:
         self._metrics.mined(attempt.chain_id, (self._now_ms() - attempt.created_ms) / 1000)
         transfer = find_transfer(receipt, order.authorization, quorum=self._quorum(order.asset, order.units))
         if receipt.fee_wei is not None:
-            self._gas_budget.record_cost(attempt, receipt.fee_wei, is_reverted=not receipt.succeeded)
+            self._gas_budget.record_cost(
+                attempt,
+                receipt.fee_wei,
+                is_reverted=not receipt.succeeded,
+                step=find_step(order.authorization),
+            )
         if transfer is not None:
             return await self._conclude(order, transfer)
         # The transaction reverted, but the authorisation is public and any account can still settle it: only the nonce decides.

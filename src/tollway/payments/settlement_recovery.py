@@ -43,7 +43,7 @@ from tollway.payments.authorization_onchain import (
     simulate_transfer,
 )
 from tollway.payments.facilitator import FacilitatorClient
-from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics
+from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics, find_step
 from tollway.payments.receipts import is_deep
 from tollway.payments.transactions import (
     SentCall,
@@ -220,7 +220,12 @@ class SettlementRecovery:
         for attempt in attempts:
             facts = receipts.get(attempt.tx_hash)
             if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
-                self._gas_budget.record_cost(attempt, facts.fee_wei, is_reverted=not facts.succeeded)
+                self._gas_budget.record_cost(
+                    attempt,
+                    facts.fee_wei,
+                    is_reverted=not facts.succeeded,
+                    step=None if is_filler(attempt) else find_step(authorization),
+                )
         transfers = tuple(attempt for attempt in attempts if not is_filler(attempt))
         return _OrphanedCall(
             call=call,

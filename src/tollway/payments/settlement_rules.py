@@ -85,9 +85,9 @@ class SettlementRules:
             return self.min_nano
         return max(self.min_nano, MIN_COST_FACTOR * self.cost_nano(gas_price_wei))
 
-    def cost_nano(self, gas_price_wei: int) -> int:
-        """The cost of one settlement in 10^-9 of the listing's currency, rounded up; 0 without a native price."""
-        return -(-SETTLEMENT_GAS * gas_price_wei * (self.native_price_nano or 0) // WEI_PER_COIN)
+    def cost_nano(self, gas_price_wei: int, *, gas: int = SETTLEMENT_GAS) -> int:
+        """The cost of one settlement, or of other gas, in 10^-9 of the listing's currency, rounded up; 0 without a native price."""
+        return -(-gas * gas_price_wei * (self.native_price_nano or 0) // WEI_PER_COIN)
 
     def wait_s(self, depth: int, *, limits: "Limits") -> float:
         """How long to wait for a settlement that must be `depth` blocks deep: for its own block and the blocks above it."""

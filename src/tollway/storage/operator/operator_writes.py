@@ -242,6 +242,15 @@ class AuditLogStore:
 
         return await self._database.read(work)
 
+    async def record(self, entries: Sequence[AuditEntry]) -> None:
+        """Writes entries that have no other change."""
+
+        def work(connection: Connection) -> None:
+            for entry in entries:
+                record_audit_entry(connection, entry)
+
+        await write_retried(self._database, work)
+
     async def log_new(self) -> int:
         """Writes the entries that no gateway has logged yet to the log, and returns their number. Each entry is marked before its line is written, so all
         gateways together write at most one line for it."""
