@@ -55,6 +55,7 @@ WALLET_UNITS = 10_000
 PAYER = ChannelPayer(valid_before=FAR)
 OTHER = replace(PAYER, receiver=Address(b"\xcc" * 20))  # another receiver, the same authorizer
 FOREIGN = replace(PAYER, authorizer=Account.from_key(keccak256(b"another authorizer")))
+STRANGER_RECEIVER = Address(b"\xdd" * 20)
 STRANGER: LocalAccount = Account.from_key(keccak256(b"a stranger"))
 
 
@@ -415,6 +416,18 @@ async def test_the_port_reads_what_the_calls_leave(
     assert await world.read_balance(PAYER.address) == left
     assert await world.read_balance(PAYER.receiver) == paid
     assert await world.read_balance(SETTLEMENT_CONTRACT) == WALLET_UNITS - left - paid
+
+
+async def test_one_read_has_the_sums_of_many_channels_and_receivers(world: World) -> None:
+    await perform_all(
+        world, deposit(), deposit(300, n=2, of=OTHER), claim(row(600, 600), row(200, 200, of=OTHER)), settle()
+    )
+    channels = [PAYER.channel_id, FOREIGN.channel_id, OTHER.channel_id]
+    read = await world.simulate(contract.encode_channel_sums(channels), ZERO_ADDRESS)
+    assert contract.parse_channel_sums(read.payload, 3) == [600, 0, 200]
+    receivers = [(PAYER.receiver, TOKEN), (OTHER.receiver, TOKEN), (STRANGER_RECEIVER, TOKEN)]
+    read = await world.simulate(contract.encode_receiver_sums(receivers), ZERO_ADDRESS)
+    assert contract.parse_receiver_sums(read.payload, 3) == [(600, 600), (200, 0), (0, 0)]
 
 
 async def test_a_withdrawal_that_wins_takes_what_was_not_claimed(world: World) -> None:
