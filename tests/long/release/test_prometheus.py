@@ -106,6 +106,7 @@ async def server(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Asyn
     settings = {
         "TOLLWAY_ADMIN_LISTEN": f"127.0.0.1:{admin_port}",
         "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
+        "TOLLWAY_CHANNELS": "true",
         "TOLLWAY_TRACING": "otlp",
         "TOLLWAY_TRACE_RATIO": "1",
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{find_low_port()}",
