@@ -23,6 +23,7 @@ from tollway.storage.ledger.gas_store import GasStore
 from tollway.storage.ledger.history import HistoryStore
 from tollway.storage.ledger.ledger_store import LedgerStore
 from tollway.storage.ledger.payments import PaymentLedgerStore
+from tollway.storage.ledger.refunds import RefundStore
 from tollway.storage.operator.operator_writes import OperatorStore
 from tollway.storage.webhooks.webhook_events import NO_EVENTS
 
@@ -48,6 +49,7 @@ class SqlLedger(LedgerStore):
             HistoryStore(database, limits=limits),
             GasStore(database),
             ChannelClaimStore(database, limits=limits),
+            RefundStore(database, limits=limits, events=events),
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -108,6 +108,7 @@ class Payment:
     `calls`: the number of claims ever granted on it. The value of a `gone` payment is what its running calls hold.
     `is_authorized`: settled authorisations of this gateway moved it. Its value is the sum of their amounts; the verifier never
     accepts such a transfer as a `tx` payment. `is_escrow`: the balance of a channel, or a deposit into one. It is never credit.
+    `is_refund`: a transfer by which a provider gave prices back (`ledger.refunds`). Its value is taken by its refunds, so it is never credit.
     """
 
     id: int
@@ -127,6 +128,7 @@ class Payment:
     calls: int = 0
     is_authorized: bool = False
     is_escrow: bool = False
+    is_refund: bool = False
 
     @property
     def remaining_units(self) -> int:
@@ -159,8 +161,8 @@ class RecordedTransaction:
 
 def is_worth_more(payment: Payment, seen: NewPayment) -> bool:
     """Whether a later read raises the value of a recorded payment: nodes may have returned incomplete logs. False for a final payment,
-    which is not read again, and for authorisations, whose value comes from their calls and not from logs."""
-    is_open = payment.state is PaymentState.UNFINAL and not payment.is_authorized
+    which is not read again, for authorisations, whose value comes from their calls and not from logs, and for the transfer of a refund."""
+    is_open = payment.state is PaymentState.UNFINAL and not payment.is_authorized and not payment.is_refund
     return is_open and seen.value_units > payment.value_units
 
 
@@ -172,6 +174,17 @@ class ClaimState(StrEnum):
     CLAIMED = "claimed"
     SETTLED = "settled"
     LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRefund:
+    """What the provider of a call gave back of its price: by a transfer, or as credit, which `tx_hash` then names as a payment. Ledger units of the call's asset."""
+
+    units: int
+    tx_hash: TxHash
+    is_credit: bool
+    is_final: bool
+    created_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +238,8 @@ class CallRecord:
     """The channel of a call that a voucher pays, once its deposit is concluded, where it has one. It has no `tx_hash`."""
     claim_state: ClaimState | None = None
     """Of a charged call on a channel; None for other calls, and for one that cost nothing. The history derives it (`ledger.channels.decide_claim_state`)."""
+    refund: CallRefund | None = None
+    """The refund in force."""
 
     @property
     def due_units(self) -> int:

@@ -42,6 +42,7 @@ class TransactionReason(StrEnum):
     RETURNED = "returned"  # the payee sent it back in the same transaction
     BELOW_LEDGER_UNIT = "below_ledger_unit"
     AMOUNT_TOO_LARGE = "amount_too_large"
+    REFUND = "refund"  # it has refunded calls of its recipient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,13 +374,13 @@ def explain_result(
 ) -> Problem:
     match result:
         case Pending():
-            return _pending(
+            return explain_pending(
                 f"The payment has {result.confirmations} of {result.needed} confirmations.",
                 reason="confirmations",
                 members={"confirmations": result.confirmations, "confirmationsNeeded": result.needed},
             )
         case BlockInFuture():
-            return _pending(
+            return explain_pending(
                 f"The payment's block time is {result.seconds} seconds ahead of this gateway's clock.",
                 reason="block_in_future",
                 retry_after_s=min(result.seconds, FUTURE_RETRY_S_MAX),
@@ -437,12 +438,12 @@ def other_network(network: str) -> Problem:
 
 
 def not_mined(tx_hash: TxHash) -> Problem:
-    return _pending(
+    return explain_pending(
         f"Transaction {tx_hash} is not mined yet on any network of this listing.", reason="not_mined"
     )
 
 
-def _pending(
+def explain_pending(
     detail: str,
     *,
     reason: str,
@@ -472,4 +473,5 @@ _DETAILS = {
     TransactionReason.RETURNED: "The payee returned the value in the same transaction.",
     TransactionReason.BELOW_LEDGER_UNIT: "The amount is below the smallest unit of the ledger.",
     TransactionReason.AMOUNT_TOO_LARGE: "The amount is larger than one payment in the ledger can be.",
+    TransactionReason.REFUND: "The transfer is the refund of earlier calls; it pays for nothing. Send a new one.",
 }

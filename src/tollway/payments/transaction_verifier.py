@@ -12,6 +12,7 @@ The signer must be one of the payers: keys are checked first, then at most four 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tollway.bounded_cache import BoundedDict
 from tollway.chain.networks import ChainRules, find_asset
@@ -59,6 +60,7 @@ CONTRACT_PAYERS_MAX = 4
 WALLETS_MAX = 10_000
 FindPayeeHeads = Callable[[CatalogEntry, ChainId], Awaitable[Mapping[Address, int]]]
 """The time of the network's head as each payee of the entry's versions began, where it is known: the earliest of each."""
+VerifyFacts = Callable[[ChainFacts], Awaitable[VerificationResult]]
 UNCLAIMED_MAX = 300
 """Signature checks of one contract wallet, beyond those of its claims, that cost no look-up. More than one client address can have
 in flight."""
@@ -399,6 +401,8 @@ class TransactionVerifier:
         return ()
 
     async def _is_credit_here(self, payment: Payment, entry: CatalogEntry) -> bool:
+        if payment.is_refund:
+            return False
         rules = self._rules.get(payment.chain_id)
         if rules is None or find_asset(self._rules, payment.chain_id, payment.asset) is None:
             return False
@@ -441,11 +445,12 @@ class TransactionVerifier:
         return await self._find_older_terms(entry, moment_s * 1000)
 
     def _to_spendable(self, payments: Iterable[Payment]) -> tuple[SpendablePayment, ...]:
-        """Spendable payments. A payment in an asset that is no longer configured buys nothing and is left out."""
+        """Spendable payments. A refund buys nothing, and so does a payment in an asset that is no longer configured: both are left out."""
         return tuple(
             SpendablePayment(payment=payment, asset=asset, is_first=payment.taken_units == 0)
             for payment in payments
-            if (asset := find_asset(self._rules, payment.chain_id, payment.asset)) is not None
+            if not payment.is_refund
+            and (asset := find_asset(self._rules, payment.chain_id, payment.asset)) is not None
         )
 
     # ---- First presentation: the chain is read once.
@@ -459,6 +464,8 @@ class TransactionVerifier:
         accepted = next((result for result in results if isinstance(result, Accepted)), None)
         if accepted is not None:
             spendable = await self._record(accepted, verification.recorded)
+            if not spendable:
+                return refuse_transaction(TransactionReason.REFUND)
             self._on_outcome(spendable[0].asset.network, "accepted")
             return spendable
         problem = _combine_results(proof.tx_hash, results)
@@ -494,26 +501,36 @@ class TransactionVerifier:
         return [task.result() for task in tasks]
 
     async def _verify_on(self, chain_id: ChainId, verification: "_Verification") -> "_NetworkResult":
-        """Returns a failure as a result, because another network may have the payment. The value is known only after one node has
-        responded; then more nodes may have to agree."""
-        quorum = self._rules[chain_id].first_quorum
+        """Returns a failure as a result, because another network may have the payment."""
+        presented = verification.presented
         try:
-            result = await self._verify_by(quorum, chain_id, verification)
-            if quorum is Quorum.ONE and not _is_one_enough(result, self._rules[chain_id]):
-                quorum = Quorum.AGREED
-                result = await self._verify_by(quorum, chain_id, verification)
-            return _keep_unfinal(result) if quorum is Quorum.ONE else result
+            return await self.read_verified(
+                chain_id,
+                presented.proof.tx_hash,
+                presented.charge,
+                partial(self._apply_rules, verification=verification),
+            )
         except TollwayError as exc:
             return exc
 
-    async def _verify_by(
-        self, quorum: Quorum, chain_id: ChainId, verification: "_Verification"
-    ) -> "VerificationResult | NotMined":
-        presented = verification.presented
-        facts = await self.lookup.fetch(chain_id, presented.proof.tx_hash, presented.charge, quorum=quorum)
-        return facts if isinstance(facts, NotMined) else await self._apply_rules(facts, verification)
+    async def read_verified(
+        self, chain_id: ChainId, tx_hash: TxHash, charge: LookupCharge, verify: VerifyFacts
+    ) -> VerificationResult | NotMined:
+        """The result of `verify` for the facts of one network. The value is known only after one node has responded; then more nodes may have to agree.
+        Raises `ChainUnavailable`, and `Refusal` (`rate_limited`)."""
 
-    async def _apply_rules(self, facts: ChainFacts, verification: "_Verification") -> VerificationResult:
+        async def verify_by(quorum: Quorum) -> VerificationResult | NotMined:
+            facts = await self.lookup.fetch(chain_id, tx_hash, charge, quorum=quorum)
+            return facts if isinstance(facts, NotMined) else await verify(facts)
+
+        quorum = self._rules[chain_id].first_quorum
+        result = await verify_by(quorum)
+        if quorum is Quorum.ONE and not _is_one_enough(result, self._rules[chain_id]):
+            quorum = Quorum.AGREED
+            result = await verify_by(quorum)
+        return _keep_unfinal(result) if quorum is Quorum.ONE else result
+
+    async def _apply_rules(self, facts: ChainFacts, *, verification: "_Verification") -> VerificationResult:
         now_ms = self._now_ms()
         entry = await self._load_older_terms(verification.entry, facts.block_time)
         held_before_ms = verification.recorded.held_before_ms
@@ -523,7 +540,7 @@ class TransactionVerifier:
             assets=find_assets(entry.versions, rules, block_time_s=block_time_s, limits=self._limits),
             payees=find_payees(entry.versions, block_time_s=block_time_s, limits=self._limits),
             now_s=now_ms // 1000,
-            age_credit_s=await self._age_credit_s(facts, now_ms),
+            age_credit_s=await self.read_age_credit_s(facts, now_ms),
             is_admitted=verification.recorded.is_admitted,
             held_before_s=None if held_before_ms is None else held_before_ms // 1000,
         )
@@ -536,7 +553,7 @@ class TransactionVerifier:
         result = verify_transaction(facts, given, signers, limits=self._limits)
         return await self._name_internal_transfer(result, facts, given)
 
-    async def _age_credit_s(self, facts: ChainFacts, now_ms: int) -> int:
+    async def read_age_credit_s(self, facts: ChainFacts, now_ms: int) -> int:
         """The time in which no gateway was ready does not count as age. It is read only when it decides."""
         block_ms = facts.block_time * 1000
         if now_ms - block_ms <= self._limits.payment_age_s * 1000:

@@ -20,6 +20,7 @@ class EventType(StrEnum):
     CALL_CHARGED = "call.charged"
     CALL_HELD = "call.held"
     CALL_RESOLVED = "call.resolved"
+    CALL_REFUNDED = "call.refunded"
     PAYMENT_CREDITED = "payment.credited"
     PAYMENT_REORGED = "payment.reorged"
     LISTING_DOWN = "listing.down"
@@ -95,6 +96,19 @@ def call_data(call: CallRecord, *, state: str, created_at: str) -> dict[str, Any
             "payTo": None if call.pay_to is None else str(call.pay_to),
         },
         "createdAt": created_at,
+    }
+
+
+def refunded_call_data(call: CallRecord, *, units: int, created_at: str) -> dict[str, Any]:
+    """The data of `call.refunded`: those of the charged call, and what came back. `transaction` is null where the refund has left its chain since."""
+    asset, refund = asset_of_call(call), call.refund
+    return {
+        **call_data(call, state=CallState.CONSUMED.value, created_at=created_at),
+        "refund": {
+            "amount": None if asset is None else str(asset.to_base_units(units)),
+            "transaction": None if refund is None else str(refund.tx_hash),
+            "isCredit": refund is not None and refund.is_credit,
+        },
     }
 
 

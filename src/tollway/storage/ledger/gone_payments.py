@@ -41,6 +41,7 @@ from tollway.storage.ledger.debts import BEFORE_ALL_CALLS, CallPlace
 from tollway.storage.ledger.history import find_held_units
 from tollway.storage.ledger.ledger_tables import GONE, REPEATABLE, call_table, payment_table, topup_table
 from tollway.storage.ledger.locked_rows import LockedCall, LockedRows
+from tollway.storage.ledger.refund_moves import take_back_refunds
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 from tollway.webhooks.events import EventType
 
@@ -97,7 +98,9 @@ def end_spending(
     )
     for running in (_RUNNING_OF_PROOF, _RUNNING_OF_TOPUPS):
         connection.execute(running, {"gone_id": payment_id})
-    if not payment.is_escrow:
+    if payment.is_refund:
+        take_back_refunds(connection, payment_id)
+    elif not payment.is_escrow:
         locked_rows.note_payment(EventType.PAYMENT_REORGED, gone, units=payment.value_units, at_ms=now_ms)
     locked_rows.write()
     return True
@@ -126,7 +129,7 @@ def find_unmoved(connection: Connection, chain_id: ChainId) -> list[int]:
     """Gone payments of a chain of which charged calls hold units: more is taken than calls without an outcome hold."""
     columns = payment_table.c
     query = select(columns.id, columns.taken_units).where(
-        text(GONE), columns.chain_id == chain_id, columns.taken_units > 0
+        text(GONE), columns.chain_id == chain_id, columns.taken_units > 0, ~columns.is_refund
     )
     taken = {row.id: row.taken_units for row in connection.execute(query.limit(UNMOVED_MAX))}
     return _list_overdrawn(connection, taken)

@@ -49,6 +49,7 @@ from tollway.ledger.records import CallRecord, CallState, Payment
 from tollway.limits import Limits
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.statements import hint_index
+from tollway.storage.ledger.call_records import parse_call, select_records
 from tollway.storage.ledger.call_terms import listing_key
 from tollway.storage.ledger.channel_money import sum_channels
 from tollway.storage.ledger.claim_states import find_claim_states
@@ -59,10 +60,8 @@ from tollway.storage.ledger.ledger_tables import (
     UNMEASURED,
     call_table,
     call_total_table,
-    parse_call,
     parse_payment,
     payment_table,
-    select_records,
     topup_table,
 )
 from tollway.storage.ledger.payment_list import find_last_payment, find_newer_place, read_payments
@@ -157,7 +156,7 @@ class HistoryStore:
     async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
         columns = payment_table.c
         query = select(payment_table).where(
-            columns.tx_hash == tx_hash, columns.payer == payer, ~columns.is_escrow
+            columns.tx_hash == tx_hash, columns.payer == payer, ~columns.is_escrow, ~columns.is_refund
         )
         return await self._read_payments(query.order_by(columns.id))
 

@@ -1,7 +1,7 @@
 """The audit of the ledger in SQL. Reads every row.
 
 For every payment, its taken units are the units that its calls hold. Each call holds what its state requires, each metered price follows from its
-formulas and quantities, and each kept debt is what the calls of its account lack. Each channel keeps the laws of `ledger.channels`. The closed periods equal their calls (`closed_periods`).
+formulas and quantities, and each kept debt is what the calls of its account lack. A refund is at most the price of its call, and each transfer refunds once. Each channel keeps the laws of `ledger.channels`. The closed periods equal their calls (`closed_periods`).
 """
 
 from collections.abc import Iterator
@@ -31,6 +31,7 @@ from tollway.registry.metering import compute_cost, read_formulas, read_measured
 from tollway.storage.ledger.closed_periods import audit_periods
 from tollway.storage.ledger.ledger_tables import (
     account_debt_table,
+    call_refund_table,
     call_table,
     call_terms_table,
     channel_claim_row_table,
@@ -40,6 +41,7 @@ from tollway.storage.ledger.ledger_tables import (
     payment_table,
     topup_table,
 )
+from tollway.storage.ledger.refund_audit import find_wrong_refunds
 
 LINES_MAX = 1_000
 ROWS_AT_ONCE = 5_000
@@ -58,6 +60,7 @@ def audit(connection: Connection) -> AuditReport:
             *_wrong_actuals(connection),
             *_wrong_debts(connection),
             *_wrong_channels(connection),
+            *find_wrong_refunds(connection, lines_max=LINES_MAX),
             *_misplaced_calls(connection),
         ),
         held_calls=tuple(CallId(one.id) for one in held_calls),
@@ -74,13 +77,14 @@ def _wrong_payments(connection: Connection) -> Iterator[str]:
     of_proof = _sums(call_table.c.payment_id, call_table.c.taken_units).subquery("of_proof")
     of_topups = _sums(topup_table.c.payment_id, topup_table.c.units).subquery("of_topups")
     columns = payment_table.c
-    held = _halves_of(of_proof).plus(_halves_of(of_topups))
+    of_refunds = _sums(call_refund_table.c.payment_id, _refund_units()).subquery("of_refunds")
+    held = _halves_of(of_proof).plus(_halves_of(of_topups)).plus(_halves_of(of_refunds))
     query = (
         select(columns.id, columns.tx_hash, columns.taken_units, columns.value_units, *held.columns)
         .select_from(
-            payment_table.outerjoin(of_proof, of_proof.c.key == columns.id).outerjoin(
-                of_topups, of_topups.c.key == columns.id
-            )
+            payment_table.outerjoin(of_proof, of_proof.c.key == columns.id)
+            .outerjoin(of_topups, of_topups.c.key == columns.id)
+            .outerjoin(of_refunds, of_refunds.c.key == columns.id)
         )
         .where(
             or_(
@@ -97,6 +101,11 @@ def _wrong_payments(connection: Connection) -> Iterator[str]:
             f"payment {row.id} in {TxHash(row.tx_hash)}: {row.taken_units} taken of {row.value_units},"
             f" its calls hold {_join_halves(row.high, row.low)}"
         )
+
+
+def _refund_units() -> ColumnElement[int]:
+    """What a refund takes of the payment of its transfer; nothing of a credit, which its payer spends."""
+    return case((call_refund_table.c.is_credit, 0), else_=call_refund_table.c.units)
 
 
 def _wrong_calls(connection: Connection) -> Iterator[str]:

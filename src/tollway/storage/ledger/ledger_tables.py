@@ -1,4 +1,4 @@
-"""The tables of the ledger: payments, calls, authorisations, settlement transactions; and the parsers of their rows.
+"""The tables of the ledger: payments, calls, authorisations, settlement transactions; and the parser of payments.
 
 This module defines columns; `ledger/` decides their meaning. `payment.taken_units` is always the sum of the units that calls hold of the
 payment: `call.taken_units` for the payment of the call's proof, `call_topup.units` for a further payment. The decision under lock
@@ -6,13 +6,16 @@ keeps that equation; the CHECK is a second defence. No index begins with `create
 wallet and filter.
 
 The row of a call is narrow, because every call writes it and its indexes. Columns that calls share (listing, method, price, asset) are
-in `call_terms`; `select_records` reads both tables as one record. The transaction of a call is that of its payment; the call has a copy
+in `call_terms`; `call_records.select_records` reads both tables as one record. The transaction of a call is that of its payment; the call has a copy
 only beside a nonce, which counts once in a transaction.
 
 A channel has a row of `payment` for its balance (`ledger/channels`): its id stands for the hash of a transaction, and the settlement contract is its payee. A
 deposit has one as every settled transfer has, to be watched until it is final. Both are `is_escrow`: never credit, in no list of payments, not held after a
 restore. `call.channel_id` is the key of the channel, from the claim on. `payment_id` of a call with a deposit is NULL until the deposit is concluded.
 A row of `channel` changes under the lock of its payment only.
+
+A transfer by which a provider gave prices back has a row of `payment` too, to be watched (`is_refund`): `taken_units` is the sum of its rows in `call_refund`. It is
+always equal to its value, so a refund is never credit. A credit that a provider gave is a payment like any other: its hash is no transaction, and it is final.
 
 Of a metered call `price_units` is its maximum, `actual_units` its price once that is known, and `quantities` the text of what was measured
 (`registry.metering.write_measured`); empty until then. Both are NULL at a fixed price. A call owes `due_units`: the actual price, else the maximum.
@@ -37,18 +40,16 @@ from sqlalchemy import (
     LargeBinary,
     PrimaryKeyConstraint,
     Row,
-    Select,
     String,
     Table,
     Text,
     UniqueConstraint,
     false,
     func,
-    select,
 )
 
-from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
-from tollway.ledger.records import CallRecord, CallState, ClaimState, Delivery, Payment, PaymentState, Rail
+from tollway.ids import Address, ChainId, TxHash
+from tollway.ledger.records import Payment, PaymentState
 from tollway.storage.engine.database import add_statement, metadata, partial_index
 
 RowId = BigInteger().with_variant(Integer, "sqlite")
@@ -96,10 +97,12 @@ payment_table = Table(
     Column("is_held", Boolean, nullable=False),
     Column("is_authorized", Boolean, nullable=False, server_default=false()),
     Column("is_escrow", Boolean, nullable=False, server_default=false()),
+    Column("is_refund", Boolean, nullable=False, server_default=false()),
     Column("recorded_ms", BigInteger, nullable=False),
     Column("checked_ms", BigInteger, nullable=False),
     Column("gone_ms", BigInteger),
     CheckConstraint("taken_units >= 0 AND taken_units <= value_units", name="taken_within_value"),
+    CheckConstraint("NOT is_refund OR taken_units = value_units", name="refund_taken"),
     UniqueConstraint("tx_hash", "chain_id", "asset", "payer", "payee", name="uq_payment_transfer"),
     Index("ix_payment_account", "payer", "payee", "asset", "chain_id"),
     Index("ix_payment_payer_time", "payer", "block_time", "id"),
@@ -276,6 +279,29 @@ topup_table = Table(
     CheckConstraint("units > 0", name="units_positive"),
     Index("ix_call_topup_payment_id", "payment_id"),
 )
+
+call_refund_table = Table(
+    "call_refund",
+    metadata,
+    Column("call_id", String(64), ForeignKey("call.id", name="fk_call_refund_call"), primary_key=True),
+    Column(
+        "payment_id", BigInteger, ForeignKey("payment.id", name="fk_call_refund_payment"), primary_key=True
+    ),
+    Column("payer", LargeBinary(20), nullable=False),
+    Column("provider", LargeBinary(20), nullable=False),
+    Column("called_ms", BigInteger, nullable=False),
+    Column("units", BigInteger, nullable=False),
+    Column("is_credit", Boolean, nullable=False),
+    Column("is_reversed", Boolean, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    CheckConstraint("units > 0", name="units_positive"),
+    Index("ix_call_refund_payment", "payment_id"),
+    Index("ix_call_refund_payer", "payer", "called_ms"),
+    Index("ix_call_refund_provider", "provider", "called_ms"),
+    partial_index("uq_call_refund_in_force", "NOT is_reversed", "call_id", unique=True),
+)
+"""The refunds of calls; never deleted. `is_reversed`: the transfer left its chain, so the call is not refunded by it. A call has one refund in force. `payer`,
+`provider` and `called_ms` (its `created_ms`) are those of the call, for the sums of a wallet."""
 
 account_debt_table = Table(
     "account_debt",
@@ -557,6 +583,7 @@ PAYMENT_COLUMNS = (
     "calls",
     "is_authorized",
     "is_escrow",
+    "is_refund",
 )
 
 
@@ -585,6 +612,7 @@ def parse_payment_row(row: Sequence[Any]) -> Payment:
         calls,
         is_authorized,
         is_escrow,
+        is_refund,
     ) = row
     state = PaymentState(state_name)
     return Payment(
@@ -605,102 +633,5 @@ def parse_payment_row(row: Sequence[Any]) -> Payment:
         calls=calls,
         is_authorized=bool(is_authorized),
         is_escrow=bool(is_escrow),
-    )
-
-
-def select_records(calls: FromClause = call_table) -> Select[Any]:
-    """`calls`: the table of calls, or a subquery with all its columns."""
-    own, terms = calls.c, call_terms_table.c
-    return select(
-        *(own[name] for name in _RECORD_COLUMNS),
-        *(terms[name] for name in _RECORD_TERMS),
-        payment_table.c.tx_hash,
-    ).select_from(
-        calls.join(call_terms_table, terms.id == own.terms_id).outerjoin(
-            payment_table, payment_table.c.id == own.payment_id
-        )
-    )
-
-
-_RECORD_COLUMNS = (
-    "id",
-    "provider",
-    "payer",
-    "path",
-    "state",
-    "rail",
-    "price_units",
-    "actual_units",
-    "quantities",
-    "http_status",
-    "upstream_status",
-    "request_bytes",
-    "response_bytes",
-    "latency_ms",
-    "upstream_latency_ms",
-    "delivery",
-    "idempotency_key",
-    "request_id",
-    "error",
-    "created_ms",
-    "completed_ms",
-    "moved_ms",
-    "clock_releases",
-    "payment_id",
-)
-_RECORD_TERMS = (
-    "listing_id",
-    "listing_name",
-    "method",
-    "price",
-    "currency",
-    "chain_id",
-    "asset",
-    "decimals",
-    "pay_to",
-    "metering",
-)
-
-
-def parse_call(row: Row[Any], *, unknown_hold_ms: int, claim_state: ClaimState | None = None) -> CallRecord:
-    is_unpaid = row.payment_id is None and row.rail in ("x402", "mpp", "channel")
-    is_on_channel = row.rail == Rail.CHANNEL.value
-    is_released = row.state == CallState.UNKNOWN.value and row.clock_releases and not is_unpaid
-    return CallRecord(
-        id=CallId(row.id),
-        listing_id=ListingId(row.listing_id),
-        listing_name=row.listing_name,
-        provider=Address(row.provider),
-        payer=None if row.payer is None else Address(row.payer),
-        method=row.method,
-        path=row.path,
-        state=CallState(row.state),
-        rail=Rail(row.rail),
-        price=row.price,
-        price_units=row.price_units,
-        actual_units=row.actual_units,
-        quantities=row.quantities,
-        metering=row.metering,
-        currency=row.currency,
-        chain_id=None if row.chain_id is None else ChainId(row.chain_id),
-        asset=row.asset,
-        decimals=row.decimals,
-        tx_hash=None if row.tx_hash is None or is_on_channel else TxHash(row.tx_hash),
-        channel_id=bytes(row.tx_hash) if row.tx_hash is not None and is_on_channel else None,
-        claim_state=claim_state,
-        pay_to=None if row.pay_to is None else Address(row.pay_to),
-        http_status=row.http_status,
-        upstream_status=row.upstream_status,
-        request_bytes=row.request_bytes,
-        response_bytes=row.response_bytes,
-        latency_ms=row.latency_ms,
-        upstream_latency_ms=row.upstream_latency_ms,
-        delivery=None if row.delivery is None else Delivery(row.delivery),
-        idempotency_key=row.idempotency_key,
-        request_id=row.request_id,
-        error=row.error,
-        created_ms=row.created_ms,
-        completed_ms=row.completed_ms,
-        moved_ms=row.moved_ms,
-        held_until_ms=row.moved_ms + unknown_hold_ms if is_released else None,
+        is_refund=bool(is_refund),
     )

@@ -1,4 +1,4 @@
-"""The payments of a wallet in SQL, as payer or as payee, newest block first. Read only. What is in channels is no payment (`is_escrow`).
+"""The payments of a wallet in SQL, as payer or as payee, newest block first. Read only. What is in channels is no payment (`is_escrow`), and no refund is.
 
 Pages are ordered by (block_time, id), and each role has an index in that order. A filter by the moment of recording is checked on the rows of the wallet.
 """
@@ -89,7 +89,7 @@ def _set_filters(query: PaymentQuery) -> list[ColumnElement[bool]]:
 def _is_of_wallet(query: PaymentQuery) -> ColumnElement[bool]:
     columns = payment_table.c
     wallet = columns.payer if query.role == "payer" else columns.payee
-    return and_(wallet == bytes(query.wallet), ~columns.is_escrow)
+    return and_(wallet == bytes(query.wallet), ~columns.is_escrow, ~columns.is_refund)
 
 
 def _place_filters(connection: Connection, query: PaymentQuery) -> list[ColumnElement[bool]]:

@@ -58,6 +58,7 @@ from tollway.storage.ledger.ledger_tables import (
 )
 from tollway.storage.ledger.locked_rows import LockedRows
 from tollway.storage.ledger.nonces import find_nonces
+from tollway.storage.ledger.refund_moves import return_refunds
 from tollway.storage.operator.operator_writes import IS_RESTORED, find_operator_records, held_before_ms
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 from tollway.webhooks.events import EventType
@@ -166,7 +167,9 @@ def _record(
             locked_rows.payments[payment_id] = reinstate_payment(connection, payment, new, now_ms)
             for deposit in deposits.get(payment_id, ()):
                 return_deposit(connection, locked_rows, deposit, block_number=new.block_number, now_ms=now_ms)
-            if not payment.is_escrow:
+            if payment.is_refund:
+                return_refunds(connection, payment_id)
+            elif not payment.is_escrow:
                 arrived.append(payment_id)
         elif is_worth_more(payment, new):
             more = new.value_units - payment.value_units
@@ -220,7 +223,9 @@ def insert_payment(
     *,
     is_authorized: bool = False,
     is_escrow: bool = False,
+    is_refund: bool = False,
 ) -> bool:
+    """False for a transfer that is recorded. The value of a refund's transfer is taken by its refunds."""
     check_units(new.value_units)
     row = {
         "chain_id": new.chain_id,
@@ -229,7 +234,7 @@ def insert_payment(
         "payer": new.payer,
         "payee": new.payee,
         "value_units": new.value_units,
-        "taken_units": 0,
+        "taken_units": new.value_units if is_refund else 0,
         "calls": 0,
         "state": (PaymentState.FINAL if new.is_final else PaymentState.UNFINAL).value,
         "block_number": new.block_number,
@@ -239,6 +244,7 @@ def insert_payment(
         "is_held": False,
         "is_authorized": is_authorized,
         "is_escrow": is_escrow,
+        "is_refund": is_refund,
         "recorded_ms": now_ms,
         "checked_ms": NEVER_MS,
     }
@@ -267,7 +273,7 @@ def reinstate_payment(connection: Connection, payment: Payment, new: NewPayment,
     value_units = new.value_units
     if payment.is_authorized:
         value_units = read_value_units(connection, payment.id)
-    value_units = max(value_units, payment.taken_units)
+    value_units = payment.taken_units if payment.is_refund else max(value_units, payment.taken_units)
     state = PaymentState.FINAL if new.is_final else PaymentState.UNFINAL
     # A dispute about its former block holds it no longer. A restore holds it, and `mark_restored` waits for the lock of its row.
     is_held = payment.is_held and bool(connection.execute(select(IS_RESTORED)).scalar_one())

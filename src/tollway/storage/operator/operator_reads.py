@@ -41,6 +41,7 @@ from tollway.observability.telemetry import FleetFigures
 from tollway.storage.engine.database import Database, metadata, write_retried
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.statements import insert_for
+from tollway.storage.ledger.call_records import parse_call, select_records
 from tollway.storage.ledger.channel_money import sum_channels
 from tollway.storage.ledger.closed_periods import count_hours_behind
 from tollway.storage.ledger.ledger_tables import (
@@ -52,9 +53,7 @@ from tollway.storage.ledger.ledger_tables import (
     call_table,
     call_terms_table,
     owner_table,
-    parse_call,
     payment_table,
-    select_records,
     topup_table,
 )
 from tollway.storage.ledger.response_pool import stored_response_table

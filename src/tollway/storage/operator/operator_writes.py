@@ -206,7 +206,9 @@ def mark_restored(connection: Connection, *, now_ms: int) -> None:
     connection.execute(insert(restore_table), {"noted_ms": now_ms})
     payments, channels = payment_table.c, channel_table.c
     connection.execute(
-        update(payment_table).where(~payments.is_held, ~payments.is_escrow).values(is_held=True)
+        update(payment_table)
+        .where(~payments.is_held, ~payments.is_escrow, ~payments.is_refund)
+        .values(is_held=True)
     )
     # Their keys are of the count of restores before: the channels are claimed and refunded.
     draining = ChannelState.DRAINING.value

@@ -40,12 +40,11 @@ from tollway.storage.engine.advisory_locks import take_advisory_locks
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.statements import Prepared
+from tollway.storage.ledger.call_records import parse_call, select_records
 from tollway.storage.ledger.ledger_tables import (
     call_table,
-    parse_call,
     parse_payment,
     payment_table,
-    select_records,
 )
 from tollway.storage.webhooks.webhook_events import ACTIVATION_MS, EventLog, write_events_once
 from tollway.storage.webhooks.webhook_pruning import prune_settled
@@ -73,7 +72,16 @@ from tollway.webhooks.endpoints import (
     Reason,
     Taken,
 )
-from tollway.webhooks.events import GAP, EventType, NewEvent, call_data, gap_data, listing_data, payment_data
+from tollway.webhooks.events import (
+    GAP,
+    EventType,
+    NewEvent,
+    call_data,
+    gap_data,
+    listing_data,
+    payment_data,
+    refunded_call_data,
+)
 from tollway.webhooks.messages import (
     Echo,
     Recipient,
@@ -501,6 +509,11 @@ class _EventData:
                 )
                 call = parse_call(row, unknown_hold_ms=0)
                 return call_data(call, state=event.state, created_at=self._format_time(call.created_ms))
+            case EventType.CALL_REFUNDED:
+                by_id = select_records().where(call_table.c.id == event.subject)
+                call = parse_call(self._find("call", event.subject, by_id), unknown_hold_ms=0)
+                created_at = self._format_time(call.created_ms)
+                return refunded_call_data(call, units=event.units, created_at=created_at)
             case EventType.PAYMENT_CREDITED | EventType.PAYMENT_REORGED:
                 by_id = select(payment_table).where(payment_table.c.id == int(event.subject))
                 payment = parse_payment(self._find("payment", event.subject, by_id))

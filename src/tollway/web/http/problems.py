@@ -176,6 +176,14 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             "The transaction is not mined yet, or has too few confirmations for its value.",
             _SAME_PROOF,
         ),
+        Code.CALL_NOT_REFUNDABLE: _problem_page(
+            "The call was free, is not charged, is refunded already, or has another payer than the first call of the request. `reason` says which.",
+            "Read the calls in your history, and leave out the one that `callId` names.",
+        ),
+        Code.REFUND_TRANSFER_USED: _problem_page(
+            "The transfer is a payment, or it has refunded other calls.",
+            "Send another transfer: each one refunds once.",
+        ),
         Code.IDEMPOTENCY_IN_PROGRESS: _problem_page(
             "The same request, or the call that a receipt is of, is still running.",
             _SAME_PROOF,
@@ -203,6 +211,10 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
         Code.VALIDATION_FAILED: _problem_page(
             "The request can be read, but breaks a rule. `errors` names each field.",
             "Correct the fields, then send the request again.",
+        ),
+        Code.REFUND_TRANSFER_REFUSED: _problem_page(
+            "The transfer refunds nothing: it has another sender, recipient, token or network, is older than the call, failed, or does not fit the prices. `reason` says which.",
+            "Send at most the price of the calls, in their asset and on their network, from `payTo` to their payer.",
         ),
         Code.ENDPOINT_NOT_ALLOWED: _problem_page(
             "This gateway does not connect to that endpoint: its address is private or reserved, or its port or scheme is not allowed.",
@@ -379,6 +391,8 @@ PROBLEM_KINDS: Mapping[Code, ProblemKind] = MappingProxyType(
         Code.PAYMENT_TOO_OLD: _permanent(409, "Payment too old"),
         Code.PAYMENT_HELD: _transient(409, "Payment held"),
         Code.PAYMENT_PENDING: _transient(409, "Payment pending", 2),
+        Code.CALL_NOT_REFUNDABLE: _permanent(409, "Call not refundable"),
+        Code.REFUND_TRANSFER_USED: _permanent(409, "Transfer already used"),
         Code.IDEMPOTENCY_IN_PROGRESS: _transient(409, "Same request still running", 2),
         Code.ALREADY_EXISTS: _permanent(409, "Already exists"),
         Code.WEBHOOK_LIMIT_REACHED: _permanent(409, "Too many webhooks"),
@@ -386,6 +400,7 @@ PROBLEM_KINDS: Mapping[Code, ProblemKind] = MappingProxyType(
         Code.PRECONDITION_FAILED: _permanent(412, "Precondition failed"),
         Code.PRICE_ABOVE_MAX: _permanent(412, "Price above your maximum"),
         Code.VALIDATION_FAILED: _permanent(422, "Validation failed"),
+        Code.REFUND_TRANSFER_REFUSED: _permanent(422, "Transfer refunds nothing"),
         Code.ENDPOINT_NOT_ALLOWED: _permanent(422, "Endpoint not allowed"),
         Code.IDEMPOTENCY_KEY_REUSED: _permanent(422, "Idempotency key reused"),
         Code.RATE_LIMITED: _transient(429, "Rate limited", 60),

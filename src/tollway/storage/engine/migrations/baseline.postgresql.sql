@@ -37,7 +37,7 @@ CREATE TABLE alembic_version (
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0035_baseline');
+INSERT INTO alembic_version (version_num) VALUES ('0036_baseline');
 
 CREATE TABLE audit_entry (
   id BIGSERIAL NOT NULL,
@@ -278,11 +278,13 @@ CREATE TABLE payment (
   is_held BOOLEAN NOT NULL,
   is_authorized BOOLEAN DEFAULT false NOT NULL,
   is_escrow BOOLEAN DEFAULT false NOT NULL,
+  is_refund BOOLEAN DEFAULT false NOT NULL,
   recorded_ms BIGINT NOT NULL,
   checked_ms BIGINT NOT NULL,
   gone_ms BIGINT,
   CONSTRAINT pk_payment PRIMARY KEY (id),
   CONSTRAINT ck_payment_taken_within_value CHECK (taken_units >= 0 AND taken_units <= value_units),
+  CONSTRAINT ck_payment_refund_taken CHECK (NOT is_refund OR taken_units = value_units),
   CONSTRAINT uq_payment_transfer UNIQUE (tx_hash, chain_id, asset, payer, payee)
 );
 
@@ -371,7 +373,7 @@ CREATE TABLE schema_floor (
   CONSTRAINT ck_schema_floor_one_row CHECK (id = 1)
 );
 
-INSERT INTO schema_floor (id, revision) VALUES (1, '0035_baseline');
+INSERT INTO schema_floor (id, revision) VALUES (1, '0036_baseline');
 
 CREATE TABLE search_block (
   feature TEXT COLLATE "C" NOT NULL,
@@ -898,6 +900,30 @@ CREATE INDEX ix_authorization_deposit ON "authorization" (channel_id) WHERE chan
 CREATE INDEX ix_authorization_adrift ON "authorization" (looked_ms) WHERE is_adrift;
 
 CREATE INDEX ix_authorization_settled ON "authorization" (payer, chain_id, settled_block) WHERE settled_block IS NOT NULL;
+
+CREATE TABLE call_refund (
+  call_id VARCHAR(64) NOT NULL,
+  payment_id BIGINT NOT NULL,
+  payer BYTEA NOT NULL,
+  provider BYTEA NOT NULL,
+  called_ms BIGINT NOT NULL,
+  units BIGINT NOT NULL,
+  is_credit BOOLEAN NOT NULL,
+  is_reversed BOOLEAN NOT NULL,
+  created_ms BIGINT NOT NULL,
+  CONSTRAINT pk_call_refund PRIMARY KEY (call_id, payment_id),
+  CONSTRAINT ck_call_refund_units_positive CHECK (units > 0),
+  CONSTRAINT fk_call_refund_call FOREIGN KEY(call_id) REFERENCES call (id),
+  CONSTRAINT fk_call_refund_payment FOREIGN KEY(payment_id) REFERENCES payment (id)
+);
+
+CREATE INDEX ix_call_refund_payment ON call_refund (payment_id);
+
+CREATE INDEX ix_call_refund_payer ON call_refund (payer, called_ms);
+
+CREATE INDEX ix_call_refund_provider ON call_refund (provider, called_ms);
+
+CREATE UNIQUE INDEX uq_call_refund_in_force ON call_refund (call_id) WHERE NOT is_reversed;
 
 CREATE TABLE call_topup (
   call_id VARCHAR(64) NOT NULL,

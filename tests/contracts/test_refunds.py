@@ -1,0 +1,253 @@
+"""Refunds on both databases: which calls a transfer refunds, once; what a reorganisation does to it; what can never be spent. Two gateways share the database."""
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from tests.kit.ledger_records import (
+    NOW_MS,
+    PAYEE,
+    PAYER,
+    claim_on,
+    close_of,
+    new_payment,
+    operator_origin,
+    tx_hash,
+)
+from tests.kit.ledger_steps import assert_balanced, pay
+from tests.kit.storage_faults import FaultyLedger
+from tollway.errors import StorageUnavailable
+from tollway.ids import Address, CallId
+from tollway.ledger.history import PaymentQuery
+from tollway.ledger.ledger import Claimed, Exhausted
+from tollway.ledger.records import CallState, NewPayment, PaymentState, RecordedTransaction
+from tollway.ledger.refunds import (
+    NotRefundable,
+    Refunded,
+    RefundFault,
+    TransferUsed,
+    credit_hash,
+)
+from tollway.storage.ledger.ledger_tables import call_refund_table
+
+UNKNOWN = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
+_NUMBERS = count()
+STRANGER = Address(b"\xee" * 20)
+
+
+def transfer(value_units: int, name: str = "refund", **fields: Any) -> NewPayment:
+    """A transfer from the payee of the calls back to their payer."""
+    return new_payment(value_units, name, **{"payer": PAYEE, "payee": PAYER, "is_final": False, **fields})
+
+
+async def charge(ledger: Any, units: int = 4, **fields: Any) -> CallId:
+    """A charged call of that price, with a payment of its own."""
+    paid = await pay(ledger, units, f"payment {next(_NUMBERS)}", **fields)
+    claim = claim_on(paid, units)
+    assert isinstance(await ledger.claim(claim), Claimed)
+    await ledger.close(close_of(claim, CallState.CONSUMED))
+    return claim.call_id
+
+
+async def refund(ledger: Any, new: NewPayment, *call_ids: CallId) -> Any:
+    return await ledger.record_refund(new, call_ids, based_on=UNKNOWN, now_ms=NOW_MS)
+
+
+async def refunded_units(ledger: Any, call_id: CallId) -> int | None:
+    found = (await ledger.find_call(call_id)).refund
+    return None if found is None else found.units
+
+
+@pytest.fixture
+async def ledger(pair: list[FaultyLedger]) -> Any:
+    return pair[0].ledger
+
+
+async def test_a_transfer_refunds_calls_of_one_payer_in_the_order_of_the_request(ledger: Any) -> None:
+    first, second = await charge(ledger, 4), await charge(ledger, 3)
+    assert await refund(ledger, transfer(5), first, second) == Refunded(units=(4, 1))
+    assert [await refunded_units(ledger, one) for one in (first, second)] == [4, 1]
+    found = (await ledger.find_call(first)).refund
+    assert (found.tx_hash, found.is_credit, found.is_final) == (tx_hash("refund"), False, False)
+    assert (await ledger.find_call(first)).state is CallState.CONSUMED
+
+
+async def test_a_repeat_has_the_same_outcome_and_changes_nothing(ledger: Any) -> None:
+    first, second = await charge(ledger), await charge(ledger)
+    assert await refund(ledger, transfer(8), first, second) == Refunded(units=(4, 4))
+    assert await refund(ledger, transfer(8), second, first) == Refunded(units=(4, 4))
+    assert await refund(ledger, transfer(8), first) == TransferUsed()
+    third = await charge(ledger)
+    assert await refund(ledger, transfer(8), first, second, third) == TransferUsed()
+    assert await refunded_units(ledger, third) is None
+
+
+@pytest.mark.parametrize(
+    ("value_units", "fault"),
+    [(9, RefundFault.ABOVE_PRICE), (4, RefundFault.BELOW_CALLS)],
+)
+async def test_a_transfer_fits_the_prices_of_its_calls(
+    ledger: Any, value_units: int, fault: RefundFault
+) -> None:
+    calls = [await charge(ledger), await charge(ledger)]
+    outcome = await refund(ledger, transfer(value_units), *calls)
+    assert isinstance(outcome, NotRefundable)
+    assert outcome.fault is fault
+    assert await ledger.find_payments(tx_hash("refund")) == ()
+    assert [await refunded_units(ledger, one) for one in calls] == [None, None]
+
+
+async def test_only_a_charged_call_is_refunded(ledger: Any) -> None:
+    payment = await pay(ledger, 12)
+    running, released, free = claim_on(payment, 4), claim_on(payment, 4), claim_on(None)
+    for claim in (running, released, free):
+        assert isinstance(await ledger.claim(claim), Claimed)
+    await ledger.close(close_of(released, CallState.RELEASED))
+    await ledger.close(close_of(free, CallState.CONSUMED))
+    for claim, fault in (
+        (running, RefundFault.NOT_CHARGED),
+        (released, RefundFault.NOT_CHARGED),
+        (free, RefundFault.FREE_CALL),
+    ):
+        refused = NotRefundable(fault=fault, call_id=claim.call_id)
+        assert await refund(ledger, transfer(4), claim.call_id) == refused
+        assert await ledger.record_credit(claim.call_id, now_ms=NOW_MS) == refused
+    assert await ledger.find_payments(tx_hash("refund")) == ()
+
+
+async def test_a_call_is_refunded_once(ledger: Any) -> None:
+    call_id, other = await charge(ledger), await charge(ledger)
+    assert await refund(ledger, transfer(1), call_id) == Refunded(units=(1,))
+    refused = NotRefundable(fault=RefundFault.ALREADY_REFUNDED, call_id=call_id)
+    assert await refund(ledger, transfer(3, "again"), call_id) == refused
+    assert await refund(ledger, transfer(3, "again"), other, call_id) == refused
+    assert await ledger.record_credit(call_id, now_ms=NOW_MS) == refused
+    assert await refunded_units(ledger, call_id) == 1
+
+
+async def test_calls_of_other_payers_need_a_transfer_of_their_own(ledger: Any) -> None:
+    mine, foreign = await charge(ledger), await charge(ledger, payer=STRANGER)
+    refused = NotRefundable(fault=RefundFault.DIFFERENT_PAYERS, call_id=foreign)
+    assert await refund(ledger, transfer(8), mine, foreign) == refused
+
+
+async def test_a_refund_is_no_payment_and_a_payment_is_no_refund(ledger: Any) -> None:
+    """Whichever is recorded first. The recipient of a refund sells too, and the sender calls it."""
+    call_id = await charge(ledger)
+    sold = transfer(4, "payment")
+    await ledger.record_payments([sold], now_ms=NOW_MS)
+    assert await refund(ledger, sold, call_id) == TransferUsed()
+    assert await refund(ledger, transfer(4), call_id) == Refunded(units=(4,))
+    (payment,) = await ledger.record_payments([transfer(9)], now_ms=NOW_MS)
+    assert (payment.is_refund, payment.value_units, payment.remaining_units) == (True, 4, 0)
+    assert isinstance(await ledger.claim(claim_on(payment, 1)), Exhausted)
+    for role, wallet in (("payer", PAYEE), ("payee", PAYER)):
+        shown = await ledger.read_payments(PaymentQuery(wallet=wallet, role=role))
+        assert [one.payment.tx_hash for one in shown] == [tx_hash("payment")]
+    assert await ledger.payments_in(PAYEE, tx_hash("refund")) == ()
+
+
+async def test_a_reorganisation_takes_refunds_back_and_a_return_brings_them_back(ledger: Any) -> None:
+    call_id = await charge(ledger)
+    await refund(ledger, transfer(4), call_id)
+    (payment,) = await ledger.find_payments(tx_hash("refund"))
+    assert await ledger.mark_gone(payment.id, now_ms=NOW_MS) == 0
+    assert await refunded_units(ledger, call_id) is None
+    assert await ledger.find_refunded(payment.id) == ()
+    await assert_balanced(ledger)
+    assert await ledger.continue_moves(payment.chain_id, now_ms=NOW_MS) == 0
+    (again,) = await ledger.record_payments([transfer(4, block_number=101)], now_ms=NOW_MS)
+    assert (again.state, again.remaining_units) == (PaymentState.UNFINAL, 0)
+    assert await refunded_units(ledger, call_id) == 4
+    assert (await ledger.find_call(call_id)).state is CallState.CONSUMED
+
+
+async def test_the_provider_shows_a_transfer_again_that_left_its_chain(ledger: Any) -> None:
+    call_id = await charge(ledger)
+    await refund(ledger, transfer(4), call_id)
+    (payment,) = await ledger.find_payments(tx_hash("refund"))
+    await ledger.mark_gone(payment.id, now_ms=NOW_MS)
+    assert await refund(ledger, transfer(4, block_number=102), call_id) == Refunded(units=(4,))
+    assert await refunded_units(ledger, call_id) == 4
+
+
+async def test_a_call_that_was_refunded_meanwhile_keeps_that_refund(ledger: Any) -> None:
+    call_id, other = await charge(ledger), await charge(ledger)
+    await refund(ledger, transfer(8), call_id, other)
+    (payment,) = await ledger.find_payments(tx_hash("refund"))
+    await ledger.mark_gone(payment.id, now_ms=NOW_MS)
+    assert await refund(ledger, transfer(3, "instead"), call_id) == Refunded(units=(3,))
+    await ledger.record_payments([transfer(8, block_number=103)], now_ms=NOW_MS)
+    assert [await refunded_units(ledger, one) for one in (call_id, other)] == [3, 4]
+    assert await ledger.find_refunded(payment.id) == (other,)
+    await assert_balanced(ledger)
+
+
+async def test_a_transfer_that_was_verified_before_a_restore_is_not_recorded(ledger: Any) -> None:
+    call_id = await charge(ledger)
+    await ledger.mark_restored(origin=operator_origin())
+    with pytest.raises(StorageUnavailable):
+        await refund(ledger, transfer(4), call_id)
+    assert await refunded_units(ledger, call_id) is None
+    assert await ledger.find_payments(tx_hash("refund")) == ()
+
+
+@pytest.mark.parametrize("round_", range(4))
+async def test_of_two_gateways_one_refunds_by_a_transfer(pair: list[FaultyLedger], round_: int) -> None:
+    one, two = (it.ledger for it in pair)
+    calls = [await charge(one) for _ in range(6)]
+    outcomes = await asyncio.gather(
+        *(refund((one, two)[number % 2], transfer(4), call_id) for number, call_id in enumerate(calls))
+    )
+    assert sorted(map(str, outcomes)) == sorted(map(str, [Refunded(units=(4,)), *[TransferUsed()] * 5]))
+    units = [await refunded_units(one, call_id) for call_id in calls]
+    assert sorted(map(str, units)) == sorted(["4", *["None"] * 5])
+
+
+@pytest.mark.parametrize("round_", range(4))
+async def test_of_two_gateways_one_refunds_a_call(pair: list[FaultyLedger], round_: int) -> None:
+    one, two = (it.ledger for it in pair)
+    call_id = await charge(one)
+    outcomes = await asyncio.gather(
+        *(refund((one, two)[number % 2], transfer(4, f"of {number}"), call_id) for number in range(5)),
+        two.record_credit(call_id, now_ms=NOW_MS),
+    )
+    assert sum(isinstance(outcome, Refunded) for outcome in outcomes) == 1
+    assert await refunded_units(one, call_id) == 4
+
+
+async def test_of_two_gateways_a_transfer_is_a_payment_or_a_refund(pair: list[FaultyLedger]) -> None:
+    one, two = (it.ledger for it in pair)
+    call_id = await charge(one)
+    outcome, (payment,) = await asyncio.gather(
+        refund(one, transfer(4), call_id), two.record_payments([transfer(4)], now_ms=NOW_MS)
+    )
+    assert isinstance(outcome, Refunded) == payment.is_refund
+    assert payment.remaining_units == (0 if payment.is_refund else 4)
+
+
+async def test_a_credit_pays_a_call_as_any_payment(ledger: Any) -> None:
+    call_id = await charge(ledger)
+    for _ in range(2):
+        assert await ledger.record_credit(call_id, now_ms=NOW_MS) == Refunded(units=(4,))
+    (credit,) = await ledger.find_payments(credit_hash(call_id))
+    assert (credit.payer, credit.payee, credit.remaining_units) == (PAYER, PAYEE, 4)
+    found = (await ledger.find_call(call_id)).refund
+    assert (found.units, found.is_credit, found.tx_hash) == (4, True, credit.tx_hash)
+    bought = claim_on(credit, 4)
+    assert isinstance(await ledger.claim(bought), Claimed)
+    await ledger.close(close_of(bought, CallState.CONSUMED))
+    assert isinstance(await ledger.claim(claim_on(credit, 1)), Exhausted)
+
+
+async def test_the_audit_names_a_refund_above_the_price(ledger: Any, pair: list[FaultyLedger]) -> None:
+    call_id = await charge(ledger)
+    await refund(ledger, transfer(4), call_id)
+    changed = update(call_refund_table)
+    await pair[0].database.write(lambda c: c.execute(changed.values(units=5)))
+    wrong = (await ledger.audit()).wrong
+    assert any(f"the refund of call {call_id}" in line and "gives 5 of 4 back" in line for line in wrong)
+    await pair[0].database.write(lambda c: c.execute(changed.values(units=4)))
