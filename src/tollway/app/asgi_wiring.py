@@ -65,6 +65,7 @@ from tollway.web.api.network_routes import network_router
 from tollway.web.api.ownership_routes import ownership_router
 from tollway.web.api.provider_documents import ProviderDocuments
 from tollway.web.api.receipt_routes import receipt_router
+from tollway.web.api.refund_routes import refund_router
 from tollway.web.api.site_routes import (
     did_router,
     health_router,
@@ -138,6 +139,7 @@ class AsgiBuilder:
                 history_router(context),
                 export_router(context),
                 receipt_router(context),
+                refund_router(context),
                 x402_history_router(context),
                 sums_router(context),
                 viewer_router(context),
@@ -264,6 +266,7 @@ class AsgiBuilder:
             payment_ledger=parts.payments,
             period_books=parts.period_books,
             held_calls=parts.settlement_services.held_calls,
+            refunds=parts.refunds,
             book_access=BookAccess(
                 parts.viewers, limits=limits, now_ms=now_ms, rate_limiter=parts.rate_limiter
             ),

@@ -37,6 +37,7 @@ from tollway.observability.telemetry import BackgroundTaskStatus, Metrics
 from tollway.outbound.client import HttpClient
 from tollway.outbound.probes import Fetcher
 from tollway.payments.channel_networks import make_channel_rules
+from tollway.payments.refunds import Refunds
 from tollway.payments.reorg_watcher import ReorgTraces, ReorgWatcher
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transaction_verifier import TransactionVerifier
@@ -57,6 +58,7 @@ from tollway.storage.ledger.history import HistoryStore
 from tollway.storage.ledger.ledger_store import LedgerStore
 from tollway.storage.ledger.payments import PaymentLedgerStore
 from tollway.storage.ledger.period_books import PeriodBookStore
+from tollway.storage.ledger.refunds import RefundStore
 from tollway.storage.operator.operator_reads import FleetFiguresStore
 from tollway.storage.operator.operator_writes import AuditLogStore, OperatorStore
 from tollway.storage.webhooks.webhook_events import EventLog
@@ -135,6 +137,16 @@ class GatewayParts:
             find_older_terms=self._load_older_terms,
             find_payee_heads=self.catalog.list_payee_heads,
             on_outcome=lambda network, outcome: self.metrics.payments.labels(network, outcome).inc(),
+        )
+        self.refunds = Refunds(
+            ledger=RefundStore(self.database, limits=limits, events=self.events),
+            payments=self.payments,
+            verifier=self.transaction_verifier,
+            rules=self.rules,
+            quota=self.call_limits,
+            limits=limits,
+            now_ms=now_ms,
+            shared_ms=self.ledger.shared_ms,
         )
         self.settlement_services = SettlementServices(
             database=self.database,

@@ -24,6 +24,7 @@ from tollway.outbound.policy import Endpoint
 from tollway.outbound.probes import OwnershipChecker
 from tollway.payments.gas import WithdrawnRail
 from tollway.payments.held_calls import HeldCalls
+from tollway.payments.refunds import Refunds
 from tollway.payments.transaction_lookup import TransactionStatus
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.catalog import Catalog, HeadTimes
@@ -128,6 +129,7 @@ class WebContext:
     payment_ledger: PaymentLedger
     period_books: PeriodBooks
     held_calls: HeldCalls
+    refunds: Refunds
     book_access: BookAccess
     book_turns: BookTurns
     receipt_signer: ReceiptSigner

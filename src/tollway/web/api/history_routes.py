@@ -189,6 +189,7 @@ def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
         "currency": call.currency,
         **_metered_json(call),
         "payment": _call_payment_json(call, find_asset),
+        **_refund_json(call, find_asset),
         "requestBytes": call.request_bytes,
         "responseBytes": call.response_bytes,
         "latencyMs": call.latency_ms,
@@ -262,6 +263,23 @@ def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any
 def claim_state_json(call: CallRecord) -> dict[str, Any]:
     """`claimState`: where the price of a call on a channel is."""
     return {} if call.claim_state is None else {"claimState": call.claim_state.value}
+
+
+def _refund_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
+    """`refund`, where the provider gave something of the price back. The state of the payment stays."""
+    asset = find_call_asset(call, find_asset)
+    if call.refund is None or asset is None:
+        return {}
+    return {
+        "refund": {
+            "amount": str(asset.to_base_units(call.refund.units)),
+            "value": asset.format_units(call.refund.units),
+            "kind": "credit" if call.refund.is_credit else "transfer",
+            "transaction": str(call.refund.tx_hash),
+            "isFinal": call.refund.is_final,
+            "createdAt": format_time(call.refund.created_ms),
+        }
+    }
 
 
 def _hold_json(call: CallRecord, asset: Asset | None) -> dict[str, Any]:
@@ -444,7 +462,7 @@ async def find_sold_call(
     if call.provider != provider:
         raise refuse(
             code=Code.NOT_PROVIDER,
-            detail="Only the provider of the API can resolve this call. Sign the request with the provider's wallet.",
+            detail="Only the provider of the API can do this with the call. Sign the request with the provider's wallet.",
         )
     return call
 
