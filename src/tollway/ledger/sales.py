@@ -1,7 +1,7 @@
 """The sums of the ledger by hour and day: what listings earned, what a wallet spent. The rules are pure; `PeriodBooks` is the read port.
 
 Each sum is of one period, one group, one asset and one state. Charged, released, held and reorged are four states and never a sign, and
-no sum adds two assets. A call belongs to the hour in which it was made, in UTC, in every state that it has later. Calls that a wallet
+no sum adds two assets. What was refunded of the charged calls stands beside their sum. A call belongs to the hour in which it was made, in UTC, in every state that it has later. Calls that a wallet
 made to its own listings count: they are in the ledger, and sums equal its calls. (The measured quality of a listing leaves them out.)
 
 A *closed* hour is stored beside the ledger (`storage.sales`). The current hours are read from the calls. A move of a call of a closed hour
@@ -115,6 +115,13 @@ class GroupSum:
     name: str | None
     key: SumKey
     by_state: dict[SumState, CallSum]
+    refunded: CallSum = CallSum()
+    """What the provider gave back of the charged calls; they stay charged."""
+
+    @property
+    def net_units(self) -> int:
+        """What is left of the charges."""
+        return self.by_state.get("charged", CallSum()).units - self.refunded.units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ A question reads a bounded number of calls along the index of its wallet, and sa
 question is read in one snapshot, so an hour that is closed meanwhile counts once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, func, select, text
 
@@ -81,6 +81,8 @@ def read_sales(connection: Connection, *, query: SalesQuery, limits: Limits) -> 
             },
             calls_max=limits.live_calls_max,
         )
+    of_listing = {} if query.listing_id is None else {"listing_key": listing_key(query.listing_id)}
+    _add_refunds(connection, sums, query, role="provider", group="api", values=of_listing, limits=limits)
     as_of_ms = None
     if query.from_ms < closed_until_ms:
         steps: tuple[Step, ...] = ("hour",) if query.step == "hour" else ("hour", "day")
@@ -101,6 +103,7 @@ def read_spending(connection: Connection, *, query: SpendingQuery, limits: Limit
         values={"wallet": bytes(query.wallet), "from_ms": query.from_ms, "to_ms": query.to_ms},
         calls_max=limits.spending_calls_max,
     )
+    _add_refunds(connection, sums, query, role="payer", group=query.group_by, values={}, limits=limits)
     return sums.finish(connection, is_of_listings=query.group_by == "api", as_of_ms=None)
 
 
@@ -131,6 +134,35 @@ def _add_calls(
         sums.add(row)
 
 
+def _add_refunds(
+    connection: Connection,
+    sums: "_SumCollector",
+    query: SumQuery,
+    *,
+    role: Literal["payer", "provider"],
+    group: SumGroup,
+    values: Mapping[str, object],
+    limits: Limits,
+) -> None:
+    """Adds what came back of charged calls, for all periods: refunds are few, and no closed period has them. `values`: of one listing its key."""
+    given = {**values, "wallet": bytes(query.wallet), "from_ms": query.from_ms, "to_ms": query.to_ms}
+    within = f"r.{role} = :wallet AND r.called_ms >= :from_ms AND r.called_ms < :to_ms AND NOT r.is_reversed"
+    beyond = f"SELECT r.called_ms FROM call_refund r WHERE {within} ORDER BY r.called_ms DESC LIMIT 1 OFFSET {limits.live_calls_max}"  # noqa: S608 - texts of ours
+    cut_ms = connection.scalar(text(beyond), given)
+    if cut_ms is not None:
+        given["from_ms"] = cut_ms + 1
+        sums.cut_before(floor_to(sums.step_ms, cut_ms) + sums.step_ms)
+    of_listing = " AND c.listing_key = :listing_key" if values else ""
+    grouped = f"""SELECT c.created_ms / {sums.step_ms} * {sums.step_ms} AS start_ms,
+      {_GROUP_COLUMNS[group]} AS part, {CALL_KEY}, count(*) AS calls,
+      CAST(sum(r.units / {UNITS_BASE}) AS BIGINT) AS high_units, CAST(sum(r.units % {UNITS_BASE}) AS BIGINT) AS low_units
+    FROM call_refund r JOIN call c ON c.id = r.call_id JOIN call_terms t ON t.id = c.terms_id
+    WHERE {within} AND c.state = 'consumed'{of_listing}
+    GROUP BY 1, 2, 3, 4, 5, 6, 7"""  # noqa: S608 - texts of ours
+    for row in connection.execute(text(grouped), given):
+        sums.add_refund(row)
+
+
 def _add_closed(
     connection: Connection, sums: "_SumCollector", step: Step, query: SalesQuery, *, until_ms: int
 ) -> None:
@@ -159,6 +191,10 @@ def _find_first_mark(connection: Connection, query: SumQuery, *, until_ms: int) 
     return found
 
 
+_SumPlace = tuple[int, str, SumKey]
+"""The start of a period, a group and an asset."""
+
+
 class _SumCollector:
     """Adds up the sums of a question. Sums of periods before `complete_from_ms` are not whole; None while all are."""
 
@@ -166,9 +202,18 @@ class _SumCollector:
         self.step_ms = STEP_MS[query.step]
         self.rows_max = rows_max
         self.complete_from_ms: int | None = None
-        self._groups: dict[tuple[int, str, SumKey], dict[SumState, CallSum]] = {}
+        self._groups: dict[_SumPlace, dict[SumState, CallSum]] = {}
+        self._refunds: dict[_SumPlace, CallSum] = {}
 
     def add(self, row: Any) -> None:
+        states = self._groups.setdefault(self._place_of(row), {})
+        states[row.state] = states.get(row.state, CallSum()).plus(_sum_of(row))
+
+    def add_refund(self, row: Any) -> None:
+        place = self._place_of(row)
+        self._refunds[place] = self._refunds.get(place, CallSum()).plus(_sum_of(row))
+
+    def _place_of(self, row: Any) -> "_SumPlace":
         is_free = row.asset == FREE_ASSET
         key = SumKey(
             chain_id=None if is_free else row.chain_id,
@@ -177,9 +222,7 @@ class _SumCollector:
             decimals=row.decimals,
         )
         group = row.part if isinstance(row.part, str) else str(Address(row.part))
-        units = int(row.high_units) * UNITS_BASE + int(row.low_units)
-        states = self._groups.setdefault((row.start_ms, group, key), {})
-        states[row.state] = states.get(row.state, CallSum()).plus(CallSum(calls=row.calls, units=units))
+        return row.start_ms, group, key
 
     def cut_before(self, start_ms: int) -> None:
         self.complete_from_ms = max(start_ms, self.complete_from_ms or 0)
@@ -192,11 +235,22 @@ class _SumCollector:
             keys = keys[: self.rows_max]
         names = _read_names(connection, sorted({group for _, group, _ in keys})) if is_of_listings else {}
         rows = tuple(
-            GroupSum(start_ms=start_ms, group=group, name=names.get(group), key=key, by_state=states)
+            GroupSum(
+                start_ms=start_ms,
+                group=group,
+                name=names.get(group),
+                key=key,
+                by_state=states,
+                refunded=self._refunds.get((start_ms, group, key), CallSum()),
+            )
             for start_ms, group, key in keys
             for states in (self._groups[start_ms, group, key],)
         )
         return PeriodSums(rows=rows, as_of_ms=as_of_ms, complete_from_ms=self.complete_from_ms)
+
+
+def _sum_of(row: Any) -> CallSum:
+    return CallSum(calls=row.calls, units=int(row.high_units) * UNITS_BASE + int(row.low_units))
 
 
 def _read_names(connection: Connection, listing_ids: Sequence[str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ CALL_COLUMNS = (
     *("payer", "provider", "payee", "idempotencyKey", "requestId"),
     *("priceMax", "quantities"),
     *("channel", "claimState"),
+    *("refundedAmount", "refundedUnits", "refundTransaction", "refundKind"),
 )
 
 PAYMENT_COLUMNS = (
@@ -50,6 +51,13 @@ def write_call(call: CallRecord, find_asset: FindAsset) -> str:
         "channel": payment.get("channel"),
         "claimState": payment.get("claimState"),
         "quantities": ";".join(f"{unit}={quantity}" for unit, quantity in name_quantities(call)) or None,
+    }
+    refund: Mapping[str, Any] = record.get("refund", {})
+    members |= {
+        "refundedAmount": refund.get("value"),
+        "refundedUnits": refund.get("amount"),
+        "refundTransaction": refund.get("transaction"),
+        "refundKind": refund.get("kind"),
     }
     return csv_line(members[name] for name in CALL_COLUMNS)
 

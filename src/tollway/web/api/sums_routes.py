@@ -1,6 +1,6 @@
 """`GET /api/v2/sales` and `GET /api/v2/spending`: what the listings of a wallet earned and what a wallet spent, by hour or day. Read only.
 
-Charged, released, held and reorged are four members of each row. Each row has one asset, and so has each total.
+Charged, released, held and reorged are four members of each row; `refunded` is what came back of the charged ones, and `net` the rest. Each row has one asset, and so has each total.
 """
 
 from collections.abc import Iterable
@@ -148,7 +148,10 @@ def sums_json(
     if sums.complete_from_ms is not None:
         answer["completeFrom"] = format_time(sums.complete_from_ms)
     answer[member] = [_row_json(row, group_by) for row in sums.rows]
-    answer["totals"] = [_sum_json(key, states) for key, states in add_totals(sums.rows).items()]
+    refunded = add_refunds(sums.rows)
+    answer["totals"] = [
+        _sum_json(key, states, refunded[key]) for key, states in add_totals(sums.rows).items()
+    ]
     return answer
 
 
@@ -164,30 +167,49 @@ def add_totals(rows: Iterable[GroupSum]) -> dict[SumKey, dict[SumState, CallSum]
     )
 
 
+def add_refunds(rows: Iterable[GroupSum]) -> dict[SumKey, CallSum]:
+    """The sums of what came back, by asset."""
+    totals: dict[SumKey, CallSum] = {}
+    for row in rows:
+        totals[row.key] = totals.get(row.key, CallSum()).plus(row.refunded)
+    return totals
+
+
 def _row_json(row: GroupSum, group_by: SumGroup) -> dict[str, Any]:
     start = {"start": format_time(row.start_ms)}
     if group_by == "api":
-        return {**start, "apiId": row.group, "apiName": row.name, **_sum_json(row.key, row.by_state)}
-    return {**start, group_by: row.group, **_sum_json(row.key, row.by_state)}
+        return {
+            **start,
+            "apiId": row.group,
+            "apiName": row.name,
+            **_sum_json(row.key, row.by_state, row.refunded),
+        }
+    return {**start, group_by: row.group, **_sum_json(row.key, row.by_state, row.refunded)}
 
 
-def _sum_json(key: SumKey, by_state: dict[SumState, CallSum]) -> dict[str, Any]:
+def _sum_json(key: SumKey, by_state: dict[SumState, CallSum], refunded: CallSum) -> dict[str, Any]:
     asset = asset_of_sum(key)
+    charged = by_state.get("charged", CallSum())
     return {
         "network": None if asset is None else asset.network,
         "asset": None if asset is None else asset.caip19,
         "currency": key.currency,
         "calls": sum(one.calls for one in by_state.values()),
         **{state: _state_json(by_state.get(state, CallSum()), asset) for state in STATES},
+        "refunded": _state_json(refunded, asset),
+        "net": _units_json(charged.units - refunded.units, asset),
     }
 
 
 def _state_json(one: CallSum, asset: Asset | None) -> dict[str, Any]:
+    return {"calls": one.calls, **_units_json(one.units, asset)}
+
+
+def _units_json(units: int, asset: Asset | None) -> dict[str, Any]:
     """`units`: base units of the asset; `amount`: the same as a decimal."""
     return {
-        "calls": one.calls,
-        "units": "0" if asset is None else str(asset.to_base_units(one.units)),
-        "amount": "0" if asset is None else asset.format_units(one.units),
+        "units": "0" if asset is None else str(asset.to_base_units(units)),
+        "amount": "0" if asset is None else asset.format_units(units),
     }
 
 
