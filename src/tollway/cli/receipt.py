@@ -32,7 +32,7 @@ from tollway.identity.did_document import PublishedSigners
 from tollway.money import format_decimal
 from tollway.payments.call_receipt import ReceiptVerdict, verify_call_receipt
 
-SIGNED = frozenset({"format", "primaryType", "domain", "payload", "signature", "x402"})
+SIGNED = frozenset({"format", "primaryType", "domain", "payload", "signature", "x402", "creditNote"})
 """The members of the document that the signatures cover, or that a verification compares."""
 DECIMALS_MAX = 78
 
@@ -115,6 +115,7 @@ def describe_verdict(
         "says": list(explain_verdict(receipt, verdict, source)),
         "notSigned": _list_unsigned(receipt),
         "receipt": receipt.get("payload"),
+        "creditNote": _find_note(receipt) if verdict.is_valid else None,
     }
 
 
@@ -134,7 +135,7 @@ def _list_unsigned(receipt: Mapping[str, Any]) -> list[str]:
 def _print_verdict(receipt: Mapping[str, Any], verdict: ReceiptVerdict, source: KeySource) -> None:
     if verdict.is_valid:
         print_line(f"Valid. Signed by {verdict.signer}.", style="green")
-        print_filled_members(_list_members(receipt["payload"]))
+        print_filled_members({**_list_members(receipt["payload"]), **_list_refund(_find_note(receipt))})
     else:
         print_line("Not valid. Do not book this receipt.", style="red")
         for one in verdict.mismatches:
@@ -166,6 +167,23 @@ def _list_members(payload: Mapping[str, Any]) -> dict[str, object]:
         "began": format_second(payload["createdAt"]),
         "ended": format_second(payload["completedAt"]) or None,
         "stated": format_second(payload["issuedAt"]),
+    }
+
+
+def _find_note(receipt: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    note = receipt.get("creditNote")
+    return note.get("payload") if isinstance(note, Mapping) else None
+
+
+def _list_refund(note: Mapping[str, Any] | None) -> dict[str, object]:
+    """The fields of a verified credit note; nothing without one."""
+    if note is None:
+        return {}
+    return {
+        "refunded": format_amount(note),
+        "refund by": note["kind"],
+        "refund transaction": note["transaction"],
+        "refund stated": format_second(note["issuedAt"]),
     }
 
 

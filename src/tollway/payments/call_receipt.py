@@ -2,7 +2,8 @@
 
 A receipt is a statement of the gateway's books about one call. `CallReceipt` has 23 fields, in the domain Tollway, version 1, on every rail and in
 every state. A charged call whose answer was relayed also has the receipt of x402 (extension `offer-receipt`, version 1): the first six fields
-with the same names and values, in the domain `x402 receipt`, signed by the same key. Both stand in one document.
+with the same names and values, in the domain `x402 receipt`, signed by the same key. Both stand in one document. The receipt of a refunded call has a
+third one: the credit note, which states what its provider gave back, by which transfer or as which credit (`NOTE_FIELDS`).
 
 A changed list of fields, or a changed meaning of one, is a new version of the domain. The callers' client imports this module.
 """
@@ -57,6 +58,25 @@ CALL_FIELDS: Final[Mapping[str, str]] = {
     "completedAt": "uint256",
 }
 
+NOTE_TYPE: Final = "CreditNote"
+NOTE_FIELDS: Final[Mapping[str, str]] = {
+    "version": "uint256",
+    "network": "string",
+    "gateway": "string",
+    "callId": "string",
+    "payer": "string",
+    "payee": "string",
+    "asset": "string",
+    "decimals": "uint256",
+    "currency": "string",
+    "amount": "string",
+    "kind": "string",
+    "transaction": "string",
+    "issuedAt": "uint256",
+}
+_SAME_FIELDS: Final = (*("network", "gateway", "callId", "payer", "payee", "asset", "decimals", "currency"),)
+"""The fields of a credit note that its receipt has too."""
+
 CHARGED: Final = "charged"
 """The only state with a receipt of x402."""
 
@@ -76,6 +96,11 @@ def x402_receipt_digest(receipt: Values) -> bytes:
     return _typed_digest(_x402_domain("x402 receipt"), _X402_TYPE, X402_FIELDS, receipt)
 
 
+def credit_note_digest(note: Values) -> bytes:
+    """The digest of a credit note: EIP-712 `CreditNote`, in the domain of the receipt."""
+    return _typed_digest(_call_domain(), _NOTE_TYPE, NOTE_FIELDS, note)
+
+
 def x402_digest(domain: str, type_hash: bytes, fields: Iterable[str], values: Values) -> bytes:
     """`type_hash`: of `hash_type`."""
     return _typed_digest(_x402_domain(domain), type_hash, fields, values)
@@ -88,6 +113,7 @@ def hash_type(name: str, fields: Mapping[str, str]) -> bytes:
 
 _CALL_TYPE = hash_type(PRIMARY_TYPE, CALL_FIELDS)
 _X402_TYPE = hash_type("Receipt", X402_FIELDS)
+_NOTE_TYPE = hash_type(NOTE_TYPE, NOTE_FIELDS)
 
 
 def _typed_digest(domain: bytes, type_hash: bytes, fields: Iterable[str], values: Values) -> bytes:
@@ -144,10 +170,28 @@ def sign_x402_receipt(receipt: Values, *, sign: Sign) -> dict[str, Any]:
     }
 
 
+def sign_credit_note(note: Values, *, sign: Sign) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "primaryType": NOTE_TYPE,
+        "domain": dict(DOMAIN),
+        "payload": {field: note[field] for field in NOTE_FIELDS},
+        "signature": "0x" + sign(credit_note_digest(note)).hex(),
+    }
+
+
 # ---- A holder verifies.
 
 MismatchCode = Literal[
-    "malformed", "unsupported", "changed", "unknown_key", "other_gateway", "x402_changed", "x402_contradicts"
+    "malformed",
+    "unsupported",
+    "changed",
+    "unknown_key",
+    "other_gateway",
+    "x402_changed",
+    "x402_contradicts",
+    "credit_note_changed",
+    "credit_note_contradicts",
 ]
 
 
@@ -176,7 +220,7 @@ def verify_call_receipt(document: object, keys: PublishedSigners) -> ReceiptVerd
     """Verifies a receipt with the DID document of its gateway. Needs no network.
 
     Valid: listed keys made both signatures over the fields as they stand, and `gateway` is the gateway of the DID document. The part of x402 has the
-    same six values and stands only in the receipt of a charged call. `kid` and `alsoFrom` are not signed, so they are not read. Proves what the
+    same six values and stands only in the receipt of a charged call. A credit note is of the same call, and gives at most its price back. `kid` and `alsoFrom` are not signed, so they are not read. Proves what the
     gateway stated, not what happened on a chain. Never raises.
     """
     if not isinstance(document, Mapping):
@@ -192,6 +236,7 @@ def verify_call_receipt(document: object, keys: PublishedSigners) -> ReceiptVerd
         *_check_signer(signer, keys, is_x402_good=x402_signer in keys.addresses),
         *_check_gateway(payload, keys),
         *(() if x402 is None else _check_x402(x402, payload, x402_signer, keys)),
+        *_check_note(document.get("creditNote"), payload, keys),
     )
     return ReceiptVerdict(signer=signer, mismatches=mismatches)
 
@@ -350,3 +395,45 @@ def _check_x402(
             detail=f"The part of x402 is not signed by a key of {keys.authority}: a field, or the signature, was changed after signing.",
             field="x402.signature",
         )
+
+
+def _check_note(note: object, payload: Mapping[str, Any], keys: PublishedSigners) -> Iterator[Mismatch]:
+    if note is None:
+        return
+    given = note.get("payload") if isinstance(note, Mapping) else None
+    malformed = list(_check_fields(given, NOTE_FIELDS, place="creditNote.payload"))
+    if malformed or not isinstance(note, Mapping) or not isinstance(given, Mapping):
+        yield from malformed
+        return
+    if (note.get("format"), note.get("primaryType"), note.get("domain")) != (FORMAT, NOTE_TYPE, dict(DOMAIN)):
+        detail = (
+            f"This program verifies credit notes of the type {NOTE_TYPE} in the domain Tollway, version 1."
+        )
+        yield Mismatch(code="unsupported", detail=detail, field="creditNote.domain")
+    for field in _SAME_FIELDS:
+        if given[field] != payload[field]:
+            yield Mismatch(
+                code="credit_note_contradicts",
+                detail=f"{field} is {payload[field]} in the receipt of the call and {given[field]} in its credit note.",
+                field=f"creditNote.payload.{field}",
+            )
+    if not _is_at_most(given["amount"], payload["amount"]):
+        yield Mismatch(
+            code="credit_note_contradicts",
+            detail=f"The credit note gives {given['amount']} back, and the call took {payload['amount']}.",
+            field="creditNote.payload.amount",
+        )
+    if _recover_signer(credit_note_digest(given), note.get("signature")) not in keys.addresses:
+        yield Mismatch(
+            code="credit_note_changed",
+            detail=f"The credit note is not signed by a key of {keys.authority}: a field, or the signature, was changed after signing.",
+            field="creditNote.signature",
+        )
+
+
+def _is_at_most(amount: str, taken: str) -> bool:
+    """Of two amounts in base units. Texts of digits compare by their length first, so that a long one costs nothing."""
+    if not (amount.isascii() and amount.isdigit() and taken.isascii() and taken.isdigit()):
+        return False
+    amount, taken = amount.lstrip("0"), taken.lstrip("0")
+    return (len(amount), amount) <= (len(taken), taken)

@@ -1,6 +1,6 @@
 """`GET /api/v2/history/{callId}/receipt`: the signed receipt of a call, on every rail and in every state with an end. Read only.
 
-A receipt is made of the row of the call alone, so the same state always gives the same bytes. A call that still runs has no receipt yet (409).
+A receipt is made of the row of the call and of its refund alone, so the same state always gives the same bytes. A call that still runs has no receipt yet (409).
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,15 @@ from tollway.errors import Code, Problem, refuse
 from tollway.gateway.receipts import call_url
 from tollway.identity.did_document import key_id
 from tollway.ledger.history import JoinedCredit
-from tollway.ledger.records import CallRecord, CallState
+from tollway.ledger.records import CallRecord, CallRefund, CallState
 from tollway.money import Asset
-from tollway.payments.call_receipt import CHARGED, VERSION, read_authority, sign_call_receipt
+from tollway.payments.call_receipt import (
+    CHARGED,
+    VERSION,
+    read_authority,
+    sign_call_receipt,
+    sign_credit_note,
+)
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import (
     NO_CALL,
@@ -79,6 +85,9 @@ async def _write_receipt(context: WebContext, call: CallRecord) -> dict[str, Any
         has_x402=is_relayed(call) and fields["state"] == CHARGED,
         sign=context.receipt_signer.sign,
     )
+    if asset is not None and call.refund is not None and fields["state"] == CHARGED:
+        note = describe_refund(call.refund, fields, asset)
+        document["creditNote"] = sign_credit_note(note, sign=context.receipt_signer.sign)
     if asset is not None and fields["state"] in (CHARGED, HELD):
         limit = context.limits.joined_transfers_max
         joined = await context.call_history.joined_credit(call.id, limit=limit)
@@ -121,6 +130,19 @@ def describe_call(call: CallRecord, asset: Asset | None, context: WebContext) ->
         "httpStatus": http_status(call) or 0,
         "createdAt": call.created_ms // 1000,
         "completedAt": _completed_s(call, wait_s=context.limits.receipt_wait_s),
+    }
+
+
+def describe_refund(
+    refund: CallRefund, receipt: Mapping[str, str | int], asset: Asset
+) -> Mapping[str, str | int]:
+    """The fields of the credit note of a call. `issuedAt`: the second of the refund, so the same refund always has the same note."""
+    return {
+        **receipt,
+        "amount": str(asset.to_base_units(refund.units)),
+        "kind": "credit" if refund.is_credit else "transfer",
+        "transaction": str(refund.tx_hash),
+        "issuedAt": refund.created_ms // 1000,
     }
 
 
