@@ -11,6 +11,7 @@ from tests.kit.ledger_records import (
     NOW_MS,
     PAYEE,
     PAYER,
+    PROVIDER,
     claim_on,
     close_of,
     new_payment,
@@ -31,7 +32,10 @@ from tollway.ledger.refunds import (
     TransferUsed,
     credit_hash,
 )
+from tollway.ledger.sales import DAY_MS, HOUR_MS, SalesQuery, SpendingQuery
+from tollway.storage.ledger.closed_periods import ClosedPeriods
 from tollway.storage.ledger.ledger_tables import call_refund_table
+from tollway.storage.ledger.period_books import PeriodBookStore
 
 UNKNOWN = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
 _NUMBERS = count()
@@ -251,3 +255,32 @@ async def test_the_audit_names_a_refund_above_the_price(ledger: Any, pair: list[
     wrong = (await ledger.audit()).wrong
     assert any(f"the refund of call {call_id}" in line and "gives 5 of 4 back" in line for line in wrong)
     await pair[0].database.write(lambda c: c.execute(changed.values(units=4)))
+
+
+async def test_sums_show_what_came_back_of_the_charges(ledger: Any, pair: list[FaultyLedger]) -> None:
+    """In open hours, in closed ones, and for both sides; a refund that was taken back does not count."""
+    database: Any = pair[0].database
+    books = PeriodBookStore(database)
+    first, second, third = [await charge(ledger) for _ in range(3)]
+    await refund(ledger, transfer(7), first, second)
+    await ledger.record_credit(third, now_ms=NOW_MS)
+    range_ms = {"from_ms": NOW_MS - DAY_MS, "to_ms": NOW_MS + DAY_MS}
+    sales = SalesQuery(wallet=PROVIDER, step="day", **range_ms)
+    spending = SpendingQuery(wallet=PAYER, step="day", **range_ms)
+
+    async def read() -> list[tuple[int, int, int, int]]:
+        rows = [*(await books.sales(sales)).rows, *(await books.spending(spending)).rows]
+        return [
+            (row.by_state["charged"].units, row.refunded.calls, row.refunded.units, row.net_units)
+            for row in rows
+        ]
+
+    assert await read() == [(12, 3, 11, 1)] * 2
+    late_ms = NOW_MS + 2 * HOUR_MS
+    closing = ClosedPeriods(database, read_clock=lambda _: late_ms, ledger_ms=lambda: late_ms)
+    await closing.write_due()
+    assert await read() == [(12, 3, 11, 1)] * 2
+    (payment,) = await ledger.find_payments(tx_hash("refund"))
+    await ledger.mark_gone(payment.id, now_ms=NOW_MS)
+    assert await read() == [(12, 1, 4, 8)] * 2
+    assert (await ledger.audit()).wrong_periods == ()

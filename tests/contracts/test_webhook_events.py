@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.kit.ledger_records import (
 from tests.kit.sql_ledger import SqlLedger
 from tests.kit.webhooks import WebhookHarness
 from tollway.ids import Address
-from tollway.ledger.records import CallState, Usage
+from tollway.ledger.records import CallState, RecordedTransaction, Usage
 from tollway.money import Price
 from tollway.registry.metering import (
     Measured,
@@ -365,3 +366,30 @@ async def test_a_gateway_that_has_not_read_the_endpoints_lately_writes_no_event_
 
 def test_a_log_that_was_never_filled_is_not_idle() -> None:
     assert not EventLog(clock=lambda: 0.0).is_idle
+
+
+async def test_a_refund_is_one_event_of_each_wallet_and_names_what_came_back(ledger: Ledger) -> None:
+    endpoints = [
+        await ledger.webhooks.activate(wallet, types=(EventType.CALL_REFUNDED,))
+        for wallet in (PROVIDER, PAYER)
+    ]
+    claim = await ledger.open_call(price_units=4)
+    await ledger.books.close(ends(claim))
+    transfer = new_payment(3, "refund", payer=PAYEE, payee=PAYER)
+    unseen = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
+    for _ in range(2):
+        await ledger.books.record_refund(transfer, [claim.call_id], based_on=unseen, now_ms=NOW_MS)
+    assert await ledger.take() == sorted(
+        [("call.refunded", wallet, "refunded") for wallet in (PROVIDER, PAYER)]
+    )
+    while await ledger.webhooks.outbox.spread_events():
+        pass
+    for endpoint in endpoints:
+        message = json.loads((await ledger.webhooks.begin(endpoint)).body)
+        assert (message["type"], message["data"]["callId"]) == ("call.refunded", claim.call_id)
+        assert message["data"]["payment"]["state"] == "charged"
+        assert message["data"]["refund"] == {
+            "amount": "3",
+            "transaction": str(transfer.tx_hash),
+            "isCredit": False,
+        }

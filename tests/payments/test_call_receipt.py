@@ -17,12 +17,14 @@ from tollway.ids import Address
 from tollway.payments.call_receipt import (
     CALL_FIELDS,
     DOMAIN,
+    NOTE_FIELDS,
     X402_FIELDS,
     MismatchCode,
     call_receipt_digest,
     find_gateway,
     hash_type,
     sign_call_receipt,
+    sign_credit_note,
     verify_call_receipt,
     x402_receipt_digest,
 )
@@ -275,3 +277,58 @@ def test_the_gateway_of_a_receipt_is_read_without_a_check() -> None:
     assert find_gateway(signed_receipt()) == "http://127.0.0.1:8402"
     for nothing in (None, [], {}, {"payload": None}, {"payload": {"gateway": 7}}):
         assert find_gateway(nothing) is None
+
+
+# ---- Credit notes.
+
+NOTE: dict[str, str | int] = {
+    **{field: CALL_RECEIPT[field] for field in NOTE_FIELDS if field in CALL_RECEIPT},
+    "amount": "4000",
+    "kind": "transfer",
+    "transaction": "0x" + "22" * 32,
+    "issuedAt": 1795360000,
+}
+
+
+def with_note(note: dict[str, str | int] = NOTE, **changed: str | int) -> dict[str, Any]:
+    """A receipt with the signed credit note; `changed`: after the signature."""
+    signed = sign_credit_note(note, sign=SIGNER.sign)
+    signed["payload"] |= changed
+    return {**signed_receipt(), "creditNote": signed}
+
+
+def test_eth_account_recovers_the_signer_of_a_credit_note() -> None:
+    signed = with_note()["creditNote"]
+    kinds = [{"name": field, "type": kind} for field, kind in NOTE_FIELDS.items()]
+    message = encode_typed_data(dict(DOMAIN), {"CreditNote": kinds}, signed["payload"])
+    assert Account.recover_message(message, signature=signed["signature"]) == str(SIGNER.address)
+
+
+def test_a_receipt_with_a_credit_note_of_a_listed_key_is_valid() -> None:
+    assert codes_of(with_note()) == []
+
+
+@pytest.mark.parametrize("field", NOTE_FIELDS)
+def test_a_change_of_any_field_of_a_credit_note_is_found(field: str) -> None:
+    assert "credit_note_changed" in codes_of(with_note(**{field: changed(NOTE[field])}))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"callId": "call_02"},
+        {"payer": "0x3C44CdDdB6a900fa2b585dd299e03d12FA4293BC"},
+        {"network": "eip155:1"},
+        {"amount": "10001"},
+        {"amount": "99999"},
+        {"amount": "100000"},
+        {"amount": "-1"},
+    ],
+)
+def test_a_credit_note_of_another_call_or_above_its_amount_contradicts(other: dict[str, str]) -> None:
+    assert codes_of(with_note({**NOTE, **other})) == ["credit_note_contradicts"]
+
+
+@pytest.mark.parametrize("note", [7, {}, {"payload": {}}, {"payload": NOTE, "signature": "0x"}])
+def test_what_is_no_credit_note_is_not_valid(note: object) -> None:
+    assert codes_of({**signed_receipt(), "creditNote": note})

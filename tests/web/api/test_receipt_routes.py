@@ -22,9 +22,9 @@ from tests.kit.receipts import DID_DOCUMENT, KEYS, SIGNER
 from tests.kit.routes import NamedBooks, authenticate_as, make_app, make_context, open_client
 from tollway.ids import Address, TxHash
 from tollway.ledger.history import JoinedCredit
-from tollway.ledger.records import CallRecord, CallState, Rail
+from tollway.ledger.records import CallRecord, CallRefund, CallState, Rail
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.call_receipt import CALL_FIELDS, verify_call_receipt
+from tollway.payments.call_receipt import CALL_FIELDS, NOTE_FIELDS, verify_call_receipt
 from tollway.web.api.receipt_routes import receipt_router
 
 GATEWAY = "http://127.0.0.1:8402"
@@ -248,3 +248,20 @@ async def test_a_viewer_reads_the_receipts_of_the_wallet_that_named_it() -> None
 
 async def test_the_provider_reads_the_same_receipt() -> None:
     assert (await ask(FakeRecords([CALL]), wallet=PROVIDER)).status_code == 200
+
+
+async def test_the_receipt_of_a_refunded_call_has_a_credit_note() -> None:
+    refund = CallRefund(
+        units=4_000, tx_hash=TxHash(b"r" * 32), is_credit=False, is_final=True, created_ms=NOW_MS + 60_000
+    )
+    plain, refunded = await receipt_of(CALL), await receipt_of(replace(CALL, refund=refund))
+    note = refunded.pop("creditNote")
+    assert refunded == plain
+    assert note["payload"] == {
+        **{name: plain["payload"].get(name) for name in NOTE_FIELDS},
+        "amount": "4000",
+        "kind": "transfer",
+        "transaction": str(refund.tx_hash),
+        "issuedAt": (NOW_MS + 60_000) // 1000,
+    }
+    assert verify_call_receipt({**refunded, "creditNote": note}, KEYS).is_valid

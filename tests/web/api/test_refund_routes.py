@@ -1,0 +1,327 @@
+"""`POST /api/v2/history/{callId}/refund`: which requests refund, how each other one is refused, and that a refusal records nothing. Over SQLite and a chain in memory."""
+
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.kit.chain import MemoryChain, Transaction, authorization_log, transfer_log
+from tests.kit.ledger_records import (
+    CHAIN,
+    NOW_MS,
+    PAYEE,
+    PAYER,
+    PROVIDER,
+    USDC,
+    claim_on,
+    close_of,
+    new_payment,
+    operator_origin,
+    tx_hash,
+)
+from tests.kit.ledger_steps import assert_balanced, pay
+from tests.kit.lookup_counter import LookupCounter
+from tests.kit.routes import authenticate_as, make_app, make_context, open_client
+from tests.kit.storage_faults import FaultyLedger
+from tests.kit.stores import InlineDatabase
+from tollway.chain.networks import ChainRules
+from tollway.chain.port import Log
+from tollway.identity.signatures import SignatureVerifier
+from tollway.ids import Address, CallId, TxHash
+from tollway.ledger.ledger import Claimed
+from tollway.ledger.records import CallState
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Asset
+from tollway.payments.refunds import Refunds
+from tollway.payments.transaction_verifier import TransactionVerifier
+from tollway.web.api.refund_routes import refund_router
+
+TOKEN = Address.parse(USDC)
+OTHER_TOKEN, STRANGER = Address(b"\x77" * 20), Address(b"\xee" * 20)
+UNRELATED = transfer_log(OTHER_TOKEN, STRANGER, STRANGER, 1)
+NOW_S = NOW_MS // 1000
+ASSETS = (
+    Asset(chain_id=CHAIN, token=TOKEN, symbol="USDC", decimals=6),
+    Asset(chain_id=CHAIN, token=None, symbol="ETH", decimals=18),
+)
+RULES = {CHAIN: ChainRules(chain_id=CHAIN, kind="test", confirmations=((0, 2),), assets=ASSETS)}
+PRICE = 40
+_NUMBERS = count()
+
+
+class Desk:
+    """The route over a ledger and a chain. `now_s` is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = NOW_S + 10
+        self.faulty = FaultyLedger(InlineDatabase())  # type: ignore[arg-type]  # it stands in for a database
+        self.ledger = self.faulty.ledger
+        self.chain = MemoryChain(CHAIN)
+        self.quota = LookupCounter()
+        verifier = TransactionVerifier(
+            payments=self.ledger,
+            readiness=self.ledger,
+            chains=self.chain,
+            rules=RULES,
+            signature_verifier=SignatureVerifier(self.chain, limits=DEFAULT_LIMITS),
+            quota=self.quota,
+            limits=DEFAULT_LIMITS,
+            now_ms=self.now_ms,
+            find_older_terms=self._never,
+            find_payee_heads=self._never,
+        )
+        self.refunds = Refunds(
+            ledger=self.ledger,
+            payments=self.ledger,
+            verifier=verifier,
+            rules=RULES,
+            quota=self.quota,
+            limits=DEFAULT_LIMITS,
+            now_ms=self.now_ms,
+            shared_ms=self.now_ms,
+        )
+
+    def now_ms(self) -> int:
+        return self.now_s * 1000
+
+    async def _never(self, *_: Any) -> Any:
+        raise AssertionError("a refund reads no terms")
+
+    async def charge(self, units: int = PRICE, **fields: Any) -> CallId:
+        of_payment = {name: fields.pop(name) for name in ("payer", "payee", "asset") if name in fields}
+        payment = await pay(self.ledger, units, f"payment {next(_NUMBERS)}", **of_payment)
+        claim = claim_on(payment, units, **fields)
+        assert isinstance(await self.ledger.claim(claim), Claimed)
+        await self.ledger.close(close_of(claim, CallState.CONSUMED))
+        return claim.call_id
+
+    def send(
+        self,
+        units: int = PRICE,
+        name: str = "refund",
+        *logs: Log,
+        depth: int = 3,
+        age_s: int = 0,
+        **fields: Any,
+    ) -> TxHash:
+        """A transfer of the token from the payee to the payer, in a block of now."""
+        given: dict[str, Any] = {"sender": PAYEE, "recipient": TOKEN, **fields}
+        logs = logs or (transfer_log(TOKEN, PAYEE, PAYER, units),)
+        self.chain.mine(
+            CHAIN, Transaction(tx_hash=tx_hash(name), logs=logs, **given), time=self.now_s - age_s
+        )
+        self.chain.bury(CHAIN, depth - 1)
+        return tx_hash(name)
+
+    async def post(self, call_id: str, *, wallet: Address = PROVIDER, **body: Any) -> httpx.Response:
+        context = make_context(
+            call_history=self.ledger,
+            refunds=self.refunds,
+            authenticate=authenticate_as(wallet),
+            rules=RULES,
+        )
+        async with open_client(make_app(context, refund_router(context))) as client:
+            return await client.post(f"/api/v2/history/{call_id}/refund", json=body)
+
+    async def refused(self, call_id: str, **request: Any) -> tuple[int, str, str | None]:
+        """The status, the code and the reason of a refusal that recorded nothing."""
+        before = await self.ledger.find_call(CallId(call_id))
+        answer = await self.post(call_id, **request)
+        assert await self.ledger.find_call(CallId(call_id)) == before
+        problem = answer.json()
+        return answer.status_code, problem["code"], problem.get("reason")
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    it = Desk()
+    yield it
+    await it.faulty.close()
+    await assert_balanced(it.ledger)
+
+
+REFUSED, USED, NOT_REFUNDABLE = "refund_transfer_refused", "refund_transfer_used", "call_not_refundable"
+
+
+async def test_the_provider_refunds_a_call_by_his_transfer(desk: Desk) -> None:
+    call_id = await desk.charge()
+    answer = await desk.post(call_id, transaction=str(desk.send()))
+    assert answer.status_code == 200, answer.text
+    (call,) = answer.json()["calls"]
+    assert (call["id"], call["payment"]["state"]) == (call_id, "charged")
+    assert call["refund"] == {
+        "amount": "40",
+        "value": "0.00004",
+        "kind": "transfer",
+        "transaction": str(tx_hash("refund")),
+        "isFinal": False,
+        "createdAt": "2027-01-15T08:00:10.000Z",
+    }
+    requests = desk.chain.request_count
+    assert (await desk.post(call_id, transaction=str(tx_hash("refund")))).json() == answer.json()
+    assert desk.chain.request_count == requests, "a repeat reads no chain"
+
+
+async def test_one_transfer_refunds_several_calls(desk: Desk) -> None:
+    first, second = await desk.charge(), await desk.charge(30)
+    answer = await desk.post(first, transaction=str(desk.send(60)), calls=[second, first])
+    assert [(one["id"], one["refund"]["amount"]) for one in answer.json()["calls"]] == [
+        (first, "40"),
+        (second, "20"),
+    ]
+
+
+async def test_a_transfer_from_the_wallet_of_the_provider_counts(desk: Desk) -> None:
+    call_id = await desk.charge()
+    sent = desk.send(PRICE, "refund", transfer_log(TOKEN, PROVIDER, PAYER, PRICE))
+    assert (await desk.post(call_id, transaction=str(sent))).status_code == 200
+
+
+async def test_native_currency_refunds_a_call_that_it_paid(desk: Desk) -> None:
+    call_id = await desk.charge(asset="native")
+    wei = PRICE * 10**9
+    sent = desk.send(0, "refund", UNRELATED, recipient=PAYER, value=wei)
+    answer = await desk.post(call_id, transaction=str(sent))
+    assert answer.json()["calls"][0]["refund"]["amount"] == str(wei)
+
+
+TRANSFERS: dict[str, tuple[dict[str, Any], tuple[int, str, str | None]]] = {
+    "above the price": ({"units": PRICE + 1}, (422, REFUSED, "above_price")),
+    "to another wallet": (
+        {"logs": [transfer_log(TOKEN, PAYEE, STRANGER, PRICE)]},
+        (422, REFUSED, "wrong_recipient"),
+    ),
+    "from another wallet": (
+        {"logs": [transfer_log(TOKEN, STRANGER, PAYER, PRICE)]},
+        (422, REFUSED, "wrong_sender"),
+    ),
+    "of another token": (
+        {"logs": [transfer_log(OTHER_TOKEN, PAYEE, PAYER, PRICE)]},
+        (422, REFUSED, "wrong_token"),
+    ),
+    "of native currency": (
+        {"logs": [UNRELATED], "recipient": PAYER, "value": 10**18},
+        (422, REFUSED, "wrong_token"),
+    ),
+    "failed": ({"succeeded": False}, (422, REFUSED, "transaction_failed")),
+    "by an authorisation": (
+        {"logs": [authorization_log(TOKEN, PAYEE), transfer_log(TOKEN, PAYEE, PAYER, PRICE)]},
+        (422, REFUSED, "authorization_transfer"),
+    ),
+    "returned at once": (
+        {"logs": [transfer_log(TOKEN, PAYEE, PAYER, PRICE), transfer_log(TOKEN, PAYER, PAYEE, PRICE)]},
+        (422, REFUSED, "returned"),
+    ),
+    "older than the call": ({"age_s": 120}, (422, REFUSED, "before_call")),
+    "not deep enough": ({"depth": 1}, (409, "payment_pending", "confirmations")),
+    "in a block of the future": ({"age_s": -61}, (409, "payment_pending", "block_in_future")),
+}
+
+
+@pytest.mark.parametrize("case", TRANSFERS)
+async def test_a_transfer_that_is_no_refund_is_refused(desk: Desk, case: str) -> None:
+    given, expected = TRANSFERS[case]
+    call_id = await desk.charge()
+    fields = {name: value for name, value in given.items() if name not in ("logs", "units")}
+    sent = desk.send(given.get("units", PRICE), "refund", *given.get("logs", ()), **fields)
+    assert await desk.refused(call_id, transaction=str(sent)) == expected
+    assert await desk.ledger.find_payments(sent) == ()
+
+
+async def test_a_transaction_of_another_chain_or_none_is_not_mined(desk: Desk) -> None:
+    call_id = await desk.charge()
+    pending = (409, "payment_pending", "not_mined")
+    assert await desk.refused(call_id, transaction=str(tx_hash("elsewhere"))) == pending
+
+
+async def test_a_chain_that_is_away_leaves_the_outcome_open(desk: Desk) -> None:
+    call_id, sent = await desk.charge(), desk.send()
+    desk.chain.disconnect(CHAIN)
+    assert (await desk.refused(call_id, transaction=str(sent)))[:2] == (503, "chain_unavailable")
+    desk.chain.reconnect(CHAIN)
+    assert (await desk.post(call_id, transaction=str(sent))).status_code == 200
+
+
+async def test_a_transfer_is_too_old_after_a_day(desk: Desk) -> None:
+    call_id, sent = await desk.charge(), desk.send()
+    desk.now_s += DEFAULT_LIMITS.payment_age_s + 1
+    assert (await desk.refused(call_id, transaction=str(sent)))[:2] == (409, "payment_too_old")
+    await desk.ledger.admit(sent, origin=operator_origin())
+    assert (await desk.post(call_id, transaction=str(sent))).status_code == 200
+
+
+async def test_a_payment_never_refunds_and_a_refund_never_pays(desk: Desk) -> None:
+    first, second = await desk.charge(), await desk.charge()
+    sold = new_payment(PRICE, "refund", payer=PAYEE, payee=PAYER)
+    await desk.ledger.record_payments([sold], now_ms=NOW_MS)
+    assert await desk.refused(first, transaction=str(desk.send())) == (409, USED, None)
+    sent = desk.send(PRICE, "another")
+    assert (await desk.post(first, transaction=str(sent))).status_code == 200
+    assert await desk.refused(second, transaction=str(sent)) == (409, USED, None)
+
+
+async def test_a_call_that_cannot_be_refunded_is_named(desk: Desk) -> None:
+    charged, foreign_payer = await desk.charge(), await desk.charge(payer=STRANGER)
+    free = claim_on(None)
+    held = claim_on(await pay(desk.ledger, PRICE, "held"), PRICE)
+    for claim in (free, held):
+        assert isinstance(await desk.ledger.claim(claim), Claimed)
+    await desk.ledger.close(close_of(free, CallState.CONSUMED))
+    sent = str(desk.send())
+    requests = desk.chain.request_count
+    assert await desk.refused(held.call_id, transaction=sent) == (409, NOT_REFUNDABLE, "not_charged")
+    assert await desk.refused(held.call_id, credit=True) == (409, NOT_REFUNDABLE, "not_charged")
+    # A free call has no payer without a proof.
+    assert await desk.refused(free.call_id, transaction=sent) == (409, NOT_REFUNDABLE, "free_call")
+    assert await desk.refused(charged, transaction=sent, calls=[foreign_payer]) == (
+        409,
+        NOT_REFUNDABLE,
+        "different_payers",
+    )
+    assert desk.chain.request_count == requests, "refused before the chain is read"
+    assert (await desk.post(charged, transaction=sent)).status_code == 200
+    again = str(desk.send(PRICE, "again"))
+    assert await desk.refused(charged, transaction=again) == (409, NOT_REFUNDABLE, "already_refunded")
+    assert await desk.refused(charged, credit=True) == (409, NOT_REFUNDABLE, "already_refunded")
+
+
+async def test_only_the_provider_of_every_call_refunds(desk: Desk) -> None:
+    own, foreign = await desk.charge(), await desk.charge(provider=STRANGER)
+    sent = str(desk.send())
+    assert (await desk.refused(own, transaction=sent, wallet=PAYER))[:2] == (403, "not_provider")
+    assert (await desk.refused(own, transaction=sent, wallet=STRANGER))[:2] == (404, "call_not_found")
+    assert (await desk.refused(own, transaction=sent, calls=[foreign]))[:2] == (404, "call_not_found")
+    assert (await desk.refused(own, transaction=sent, calls=["call_none"]))[:2] == (404, "call_not_found")
+
+
+@pytest.mark.parametrize(
+    ("body", "pointers"),
+    [
+        ({}, ["/transaction"]),
+        ({"transaction": "0x12"}, ["/transaction"]),
+        ({"transaction": 7, "calls": "call_1"}, ["/transaction", "/calls"]),
+        ({"transaction": "0x" + "1" * 64, "calls": ["a"] * 100}, ["/calls"]),
+        ({"transaction": "0x" + "1" * 64, "amount": "1"}, ["/amount"]),
+        ({"credit": False}, ["/credit"]),
+        ({"credit": True, "transaction": "0x" + "1" * 64}, ["/transaction"]),
+    ],
+)
+async def test_a_bad_body_is_refused_by_its_fields(
+    desk: Desk, body: dict[str, Any], pointers: list[str]
+) -> None:
+    answer = await desk.post(await desk.charge(), **body)
+    assert answer.status_code == 422
+    assert [error["pointer"] for error in answer.json()["errors"]] == pointers
+
+
+async def test_a_provider_gives_the_price_back_as_credit(desk: Desk) -> None:
+    call_id = await desk.charge()
+    answers = [await desk.post(call_id, credit=True) for _ in range(2)]
+    (refund,) = [one["refund"] for one in answers[0].json()["calls"]]
+    assert (refund["kind"], refund["amount"], refund["isFinal"]) == ("credit", "40", True)
+    assert answers[1].json() == answers[0].json()
+    (credit,) = await desk.ledger.find_payments(TxHash.parse(refund["transaction"]))
+    assert (credit.payer, credit.payee, credit.remaining_units) == (PAYER, PAYEE, PRICE)
+    assert desk.chain.request_count == 0
