@@ -94,7 +94,7 @@ COMMANDS = {
     "search": _row("caller:search", "Finds APIs, with their price, networks, measured quality, and the reason for each match.", 'tollway search weather --max-price "0.05" --currency USDC'),
     "show": _row("caller:show_listing", "Explains how to use one API: operations, examples, price, charging, limits, trust. A pipe gets what a call needs, --json every field of the listing.", "tollway show api_…"),
     "call": _row("call:call", "Calls an API, and pays if the gateway asks for payment.", 'tollway call api_… /quote/ETH --max-price "0.05 USDC"'),
-    "history": _row("history:history", "Lists the calls of your wallet, newest first; shows one call; or decides a held call to your listing (resolve CALL).", "tollway history --csv --since 2026-11-01 --until 2026-12-01 -o november.csv"),
+    "history": _row("history:history", "Lists the calls of your wallet, newest first; shows one call; decides a held call to your listing (resolve CALL), or refunds calls (refund CALL…).", "tollway history --csv --since 2026-11-01 --until 2026-12-01 -o november.csv"),
     "receipt verify": _row("receipt:verify", "Verifies the signed receipt of a call, offline with --keys did.json. Exit code 1 for a receipt that is not valid.", "tollway receipt verify receipt.json --keys did.json"),
     "wallet new": _row("wallet:new_wallet", "Makes a wallet and prints its address. The key is in the file alone: keep a copy.", "tollway wallet new --out wallet.key"),
     "wallet address": _row("wallet:show_address", "Prints the address of the wallet: the address to fund.", "tollway wallet address"),

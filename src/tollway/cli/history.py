@@ -12,7 +12,18 @@ import typer
 from rich.text import Text
 
 from tollway.cli.csv_output import check_output, write_csv
-from tollway.cli.inputs import AsCsv, BooksOf, Caller, CsvFile, Since, Until, caller_command, read_moment
+from tollway.cli.inputs import (
+    AsCsv,
+    BooksOf,
+    Caller,
+    CsvFile,
+    Rpc,
+    Since,
+    Until,
+    Wait,
+    caller_command,
+    read_moment,
+)
 from tollway.cli.output import (
     list_objects,
     open_console,
@@ -24,6 +35,7 @@ from tollway.cli.output import (
     quote_word,
     read_object,
 )
+from tollway.cli.refund import describe_refund, refund_calls
 from tollway.client import requests
 from tollway.client.call_io import ControlRequest
 from tollway.client.control import CallStatus, Role
@@ -35,8 +47,8 @@ LIMIT_MAX = 1_000
 PAGE_CALLS_MAX = 200
 """The most calls that a gateway gives in one page."""
 
-RESOLVE = "resolve"
-"""The word before a call that its provider decides."""
+RESOLVE, REFUND = "resolve", "refund"
+"""The words before a call that its provider decides, and before calls that he refunds."""
 
 ADVICE = {
     "held": "Do not pay again. A repeat of the same request with the same proof can give it an outcome; the provider can decide it (tollway history resolve CALL); "
@@ -59,9 +71,12 @@ def history(
         str | None,
         typer.Argument(metavar="[CALL]", help="Show this call, whole; without it, the newest calls."),
     ] = None,
-    held_call_id: Annotated[
-        str | None,
-        typer.Argument(metavar="[resolve CALL]", help="As its provider, decide this held call."),
+    named_calls: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[resolve CALL | refund CALL…]",
+            help="As their provider, decide this held call, or give the price of these calls back.",
+        ),
     ] = None,
     charge: Annotated[
         bool, typer.Option("--charge", help="With resolve: the API did its work, take the price.")
@@ -69,6 +84,19 @@ def history(
     release: Annotated[
         bool, typer.Option("--release", help="With resolve: the API did nothing, give the price back.")
     ] = False,
+    transaction: Annotated[
+        str | None,
+        typer.Option("--transaction", metavar="0x…", help="With refund: the transfer that you have sent."),
+    ] = None,
+    send: Annotated[
+        bool, typer.Option("--send", help="With refund: send the price from your wallet, after a question.")
+    ] = False,
+    credit: Annotated[
+        bool, typer.Option("--credit", help="With refund: as credit at your listings, without a transfer.")
+    ] = False,
+    rpc: Rpc = "",
+    wait_s: Wait = 180.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --send: do not ask.")] = False,
     api_id: Annotated[str | None, typer.Option("--api", help="Only calls of this listing.")] = None,
     limit: Annotated[int, typer.Option("--limit", help="At most 1,000; --csv writes all.")] = 50,
     offset: Annotated[int, typer.Option("--offset")] = 0,
@@ -89,6 +117,25 @@ def history(
     is_csv: AsCsv = False,
     output: CsvFile = None,
 ) -> None:
+    if call_id == REFUND:
+        if not named_calls:
+            raise ValueError("name the calls: tollway history refund CALL…")
+        refund_calls(
+            caller,
+            named_calls,
+            transaction=transaction,
+            is_credit=credit,
+            is_sent=send,
+            rpc=rpc,
+            wait_s=wait_s,
+            yes=yes,
+        )
+        return
+    if transaction is not None or send or credit:
+        raise ValueError("write: tollway history refund CALL --send, --transaction 0x… or --credit")
+    if named_calls is not None and len(named_calls) > 1:
+        raise ValueError("decide one call at a time: tollway history resolve CALL")
+    held_call_id = named_calls[0] if named_calls else None
     outcome = _read_outcome(call_id, held_call_id, charge=charge, release=release)
     check_output(is_csv=is_csv, output=output, as_json=caller.as_json)
     if is_held and status not in (None, "unknown"):
@@ -290,6 +337,7 @@ def _list_members(call: Mapping[str, Any]) -> dict[str, object]:
         "payer": call.get("payer"),
         "provider": call.get("provider"),
         "payment": payment.get("state"),
+        "refund": describe_refund(call) or None,
         "held until": format_time(payment.get("heldUntil")) or None,
         "rail": payment.get("rail"),
         "network": payment.get("network"),

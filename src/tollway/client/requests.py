@@ -82,6 +82,13 @@ def resolve_call(call_id: str, outcome: str) -> ControlRequest:
     return _build_json_request("POST", path, {"outcome": outcome}, ())
 
 
+def refund_calls(call_ids: Sequence[str], transaction: str | None) -> ControlRequest:
+    """Gives the price of calls back, as their provider: by a transfer, or with None as credit."""
+    first, *others = call_ids
+    body = {"credit": True} if transaction is None else {"transaction": transaction, "calls": others}
+    return _build_json_request("POST", f"/history/{_encode_segment(first)}/refund", body, ())
+
+
 def retire_listing(api_id: str) -> ControlRequest:
     return ControlRequest(method="DELETE", path=f"/apis/{_encode_segment(api_id)}", is_signed=True)
 

@@ -191,7 +191,7 @@ async def make_transfer(
         raise CannotPay("The amount is out of range.")
     chain_id = asset.chain_id
     await check_node(io, chain_id)
-    to, value, calldata = _build_transaction(asset, offer.pay_to, amount)
+    to, value, calldata = build_transaction(asset, offer.pay_to, amount)
     gas = await estimate_gas(io, chain_id, source.payer, to, value, calldata)
     fee = await fetch_fee(io, chain_id, gas)
     quote = _build_quote(asset, offer, amount, fee, max_fee)
@@ -286,7 +286,7 @@ async def _store(
             assert_never(outcome)
 
 
-def _build_transaction(asset: Asset, pay_to: Address, amount: int) -> tuple[Address, int, bytes]:
+def build_transaction(asset: Asset, pay_to: Address, amount: int) -> tuple[Address, int, bytes]:
     """Recipient, value and calldata of the transaction that moves `amount` to `pay_to`."""
     if asset.token is None:
         return pay_to, amount, b""

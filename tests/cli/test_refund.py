@@ -1,0 +1,140 @@
+"""`tollway history refund`: the amount is shown before it is sent, by the key of the provider, and a transfer is posted until it is deep enough."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import CHAIN, PROBLEM, USDC
+from tollway.cli.refund import _post
+from tollway.client import Wallet
+from tollway.client.errors import GatewayRefused
+from tollway.client.refund_transfer import read_refund_due
+from tollway.ids import Address
+
+CALL_ID, OTHER_ID, TX = "call_1", "call_2", "0x" + "12" * 32
+PAYER = "0x" + "33" * 20
+REFUNDED = {
+    "id": CALL_ID,
+    "currency": "USDC",
+    "refund": {"value": "0.01", "kind": "transfer", "transaction": TX},
+}
+
+
+def call_of(provider: str, **changed) -> dict:
+    payment = {
+        "state": "charged",
+        "asset": f"eip155:{CHAIN}/erc20:{USDC.lower()}",
+        "amount": "10000",
+        "payTo": provider,
+    }
+    call = {"id": CALL_ID, "payer": PAYER, "provider": provider, "price": "0.01", "currency": "USDC"}
+    return {**call, "payment": {**payment, **changed.pop("payment", {})}, **changed}
+
+
+@pytest.fixture
+def provider(environment) -> Address:
+    return Wallet.from_file(Path(environment["TOLLWAY_KEY_FILE"])).address
+
+
+def test_a_transfer_that_is_sent_is_named(run, gateway):
+    gateway.call = {"calls": [REFUNDED]}
+    done = run("history", "refund", CALL_ID, OTHER_ID, "--transaction", TX)
+    assert done.exit_code == 0, done.output
+    method, path, _, body = gateway.seen[-1]
+    assert (method, path) == ("POST", f"/api/v2/history/{CALL_ID}/refund")
+    assert json.loads(body) == {"transaction": TX, "calls": [OTHER_ID]}
+    assert json.loads(done.stdout) == {"calls": [REFUNDED]}
+
+
+def test_credit_needs_no_transfer(run, gateway):
+    gateway.call = {"calls": [REFUNDED]}
+    assert run("history", "refund", CALL_ID, "--credit").exit_code == 0
+    assert json.loads(gateway.seen[-1][3]) == {"credit": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["refund"], "name the calls"),
+        (["refund", CALL_ID], "say how"),
+        (["refund", CALL_ID, "--credit", "--send"], "say how"),
+        (["refund", CALL_ID, OTHER_ID, "--credit"], "one call at a time"),
+        ([CALL_ID, "--credit"], "tollway history refund"),
+        (["resolve", CALL_ID, OTHER_ID, "--release"], "one call at a time"),
+    ],
+)
+def test_options_that_contradict_each_other_are_a_usage_error(run, gateway, words, told):
+    done = run("history", *words)
+    assert (done.exit_code, told in done.output) == (2, True), done.output
+    assert gateway.seen == []
+
+
+def test_nothing_is_sent_by_a_program_that_does_not_say_yes(run, gateway, provider):
+    gateway.call = call_of(str(provider))
+    done = run("history", "refund", CALL_ID, "--send", "--rpc", f"{CHAIN}={gateway.url}/node")
+    assert (done.exit_code, "add --yes" in done.output) == (2, True), done.output
+    assert "Sends 0.01 USDC" in done.output
+    assert f"to {Address.parse(PAYER)}" in done.output
+    assert gateway.mined == set()
+    assert [one[0] for one in gateway.seen] == ["GET"]
+
+
+def test_send_transfers_the_price_and_posts_its_hash(run, gateway, provider):
+    gateway.call = call_of(str(provider))
+    done = run("history", "refund", CALL_ID, "--send", "--yes", "--rpc", f"{CHAIN}={gateway.url}/node")
+    assert done.exit_code == 0, done.output
+    assert json.loads(gateway.seen[-1][3])["transaction"] in done.output
+    assert len(gateway.mined) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"payment": {"state": "held"}}, "is not charged"),
+        ({"refund": {"kind": "credit"}}, "refunded already"),
+        ({"payment": {"payTo": PAYER}, "provider": PAYER}, "only that wallet"),
+        ({"payment": {"amount": "10001"}}, "differ"),
+        ({"payment": {"amount": "0"}, "price": "0"}, "was free"),
+        ({"payment": {"asset": "x"}}, "cannot be read"),
+    ],
+)
+def test_a_record_that_cannot_be_refunded_sends_nothing(changed, told):
+    provider = "0x" + "44" * 20
+    with pytest.raises(ValueError, match=told):
+        read_refund_due([call_of(**{"provider": provider, **changed})], sender=Address.parse(provider))
+
+
+def test_calls_of_one_payer_are_one_transfer():
+    provider = "0x" + "44" * 20
+    calls = [call_of(provider), call_of(provider, price="0.02", payment={"amount": "20000"})]
+    due = read_refund_due(calls, sender=Address.parse(provider))
+    assert (due.amount, due.asset.decimals, str(due.asset.token)) == (30_000, 6, USDC)
+    with pytest.raises(ValueError, match="another payer"):
+        read_refund_due([calls[0], call_of(provider, payer=USDC)], sender=Address.parse(provider))
+
+
+def test_a_transfer_is_posted_until_it_is_deep_enough(capsys):
+    """After the last pause the command that repeats the request is printed."""
+    pauses: list[float] = []
+    pending = {"code": "payment_pending", "retryable": True}
+    answers = [GatewayRefused(409, pending) for _ in range(3)]
+
+    def post():
+        if answers:
+            raise answers.pop()
+        return {"calls": []}
+
+    assert _post(post, wait_s=10, command="again", sleep=pauses.append) == {"calls": []}
+    assert pauses == [2.0] * 3
+    answers += [GatewayRefused(409, pending) for _ in range(9)]
+    with pytest.raises(GatewayRefused):
+        _post(post, wait_s=4, command="repeat this", sleep=pauses.append)
+    assert "repeat this" in capsys.readouterr().err
+
+
+def test_a_refusal_of_the_gateway_is_explained(run, gateway):
+    problem = {"code": "refund_transfer_used", "detail": "Each transfer refunds once.", "status": 409}
+    gateway.next_answer = (409, PROBLEM, json.dumps(problem).encode())
+    done = run("history", "refund", CALL_ID, "--transaction", TX)
+    assert (done.exit_code, "refunds once" in done.output) == (1, True)
