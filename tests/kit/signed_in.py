@@ -18,6 +18,7 @@ from tests.kit.listings import find_block_in
 from tests.kit.lookup_counter import LookupCounter
 from tests.kit.pages import BROWSER, RULES, PageHarness, PageReader
 from tests.kit.payer import KeyWallet
+from tests.kit.refunds import make_refunds
 from tests.kit.routes import PUBLIC_URL, make_app, open_client
 from tests.kit.settlement import SettlementServices, settlement_rules
 from tests.kit.sql_ledger import SqlLedger
@@ -141,6 +142,7 @@ class Services:
             "payment_ledger": self.payments,
             "period_books": self.period_books,
             "held_calls": self.settlement.held_calls,
+            "refunds": make_refunds(self.ledger, self.chain, {RULES.chain_id: RULES}, now_ms=self.read_ms),
             "receipt_signer": ReceiptSigner.derive(b"\x01" * 32),
             "webhooks": self.webhooks.store,
             "trials": self.trials,

@@ -23,6 +23,7 @@ from tollway.web.pages.my_routes import NOT_YOUR_CALL, NOT_YOURS, my_router
 from tollway.web.pages.my_sums_routes import my_sums_router
 from tollway.web.pages.page_session import PageAccess
 from tollway.web.pages.public_routes import page_router
+from tollway.web.pages.refund_pages import refund_page_router
 from tollway.web.pages.renderer import PageRenderer, TestMoney, list_origins
 from tollway.web.pages.selling_routes import selling_router
 from tollway.web.pages.webhook_pages import webhook_page_router
@@ -95,6 +96,7 @@ def page_routers(
         my_sums_router(mine, access),
         selling_router(mine, access),
         webhook_page_router(mine, access),
+        refund_page_router(mine, access),
         export_router(mine, calls_path="/my/calls.csv", payments_path="/my/credit.csv"),
         receipt_router(mine, path="/my/calls/{call_id}/receipt", refusal=NOT_YOUR_CALL),
         *([demo_wallet_router(demo_wallet, origins=list_origins(context.origin))] if demo_wallet else []),

@@ -22,20 +22,17 @@ from tests.kit.ledger_records import (
     tx_hash,
 )
 from tests.kit.ledger_steps import assert_balanced, pay
-from tests.kit.lookup_counter import LookupCounter
+from tests.kit.refunds import make_refunds
 from tests.kit.routes import authenticate_as, make_app, make_context, open_client
 from tests.kit.storage_faults import FaultyLedger
 from tests.kit.stores import InlineDatabase
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import Log
-from tollway.identity.signatures import SignatureVerifier
 from tollway.ids import Address, CallId, TxHash
 from tollway.ledger.ledger import Claimed
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
-from tollway.payments.refunds import Refunds
-from tollway.payments.transaction_verifier import TransactionVerifier
 from tollway.web.api.refund_routes import refund_router
 
 TOKEN = Address.parse(USDC)
@@ -51,7 +48,7 @@ PRICE = 40
 _NUMBERS = count()
 
 
-class Desk:
+class RefundHarness:
     """The route over a ledger and a chain. `now_s` is moved by hand."""
 
     def __init__(self) -> None:
@@ -59,35 +56,10 @@ class Desk:
         self.faulty = FaultyLedger(InlineDatabase())  # type: ignore[arg-type]  # it stands in for a database
         self.ledger = self.faulty.ledger
         self.chain = MemoryChain(CHAIN)
-        self.quota = LookupCounter()
-        verifier = TransactionVerifier(
-            payments=self.ledger,
-            readiness=self.ledger,
-            chains=self.chain,
-            rules=RULES,
-            signature_verifier=SignatureVerifier(self.chain, limits=DEFAULT_LIMITS),
-            quota=self.quota,
-            limits=DEFAULT_LIMITS,
-            now_ms=self.now_ms,
-            find_older_terms=self._never,
-            find_payee_heads=self._never,
-        )
-        self.refunds = Refunds(
-            ledger=self.ledger,
-            payments=self.ledger,
-            verifier=verifier,
-            rules=RULES,
-            quota=self.quota,
-            limits=DEFAULT_LIMITS,
-            now_ms=self.now_ms,
-            shared_ms=self.now_ms,
-        )
+        self.refunds = make_refunds(self.ledger, self.chain, RULES, now_ms=self.now_ms)
 
     def now_ms(self) -> int:
         return self.now_s * 1000
-
-    async def _never(self, *_: Any) -> Any:
-        raise AssertionError("a refund reads no terms")
 
     async def charge(self, units: int = PRICE, **fields: Any) -> CallId:
         of_payment = {name: fields.pop(name) for name in ("payer", "payee", "asset") if name in fields}
@@ -135,8 +107,8 @@ class Desk:
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
-    it = Desk()
+async def harness() -> AsyncIterator[RefundHarness]:
+    it = RefundHarness()
     yield it
     await it.faulty.close()
     await assert_balanced(it.ledger)
@@ -145,9 +117,9 @@ async def desk() -> AsyncIterator[Desk]:
 REFUSED, USED, NOT_REFUNDABLE = "refund_transfer_refused", "refund_transfer_used", "call_not_refundable"
 
 
-async def test_the_provider_refunds_a_call_by_his_transfer(desk: Desk) -> None:
-    call_id = await desk.charge()
-    answer = await desk.post(call_id, transaction=str(desk.send()))
+async def test_the_provider_refunds_a_call_by_his_transfer(harness: RefundHarness) -> None:
+    call_id = await harness.charge()
+    answer = await harness.post(call_id, transaction=str(harness.send()))
     assert answer.status_code == 200, answer.text
     (call,) = answer.json()["calls"]
     assert (call["id"], call["payment"]["state"]) == (call_id, "charged")
@@ -159,31 +131,31 @@ async def test_the_provider_refunds_a_call_by_his_transfer(desk: Desk) -> None:
         "isFinal": False,
         "createdAt": "2027-01-15T08:00:10.000Z",
     }
-    requests = desk.chain.request_count
-    assert (await desk.post(call_id, transaction=str(tx_hash("refund")))).json() == answer.json()
-    assert desk.chain.request_count == requests, "a repeat reads no chain"
+    requests = harness.chain.request_count
+    assert (await harness.post(call_id, transaction=str(tx_hash("refund")))).json() == answer.json()
+    assert harness.chain.request_count == requests, "a repeat reads no chain"
 
 
-async def test_one_transfer_refunds_several_calls(desk: Desk) -> None:
-    first, second = await desk.charge(), await desk.charge(30)
-    answer = await desk.post(first, transaction=str(desk.send(60)), calls=[second, first])
+async def test_one_transfer_refunds_several_calls(harness: RefundHarness) -> None:
+    first, second = await harness.charge(), await harness.charge(30)
+    answer = await harness.post(first, transaction=str(harness.send(60)), calls=[second, first])
     assert [(one["id"], one["refund"]["amount"]) for one in answer.json()["calls"]] == [
         (first, "40"),
         (second, "20"),
     ]
 
 
-async def test_a_transfer_from_the_wallet_of_the_provider_counts(desk: Desk) -> None:
-    call_id = await desk.charge()
-    sent = desk.send(PRICE, "refund", transfer_log(TOKEN, PROVIDER, PAYER, PRICE))
-    assert (await desk.post(call_id, transaction=str(sent))).status_code == 200
+async def test_a_transfer_from_the_wallet_of_the_provider_counts(harness: RefundHarness) -> None:
+    call_id = await harness.charge()
+    sent = harness.send(PRICE, "refund", transfer_log(TOKEN, PROVIDER, PAYER, PRICE))
+    assert (await harness.post(call_id, transaction=str(sent))).status_code == 200
 
 
-async def test_native_currency_refunds_a_call_that_it_paid(desk: Desk) -> None:
-    call_id = await desk.charge(asset="native")
+async def test_native_currency_refunds_a_call_that_it_paid(harness: RefundHarness) -> None:
+    call_id = await harness.charge(asset="native")
     wei = PRICE * 10**9
-    sent = desk.send(0, "refund", UNRELATED, recipient=PAYER, value=wei)
-    answer = await desk.post(call_id, transaction=str(sent))
+    sent = harness.send(0, "refund", UNRELATED, recipient=PAYER, value=wei)
+    answer = await harness.post(call_id, transaction=str(sent))
     assert answer.json()["calls"][0]["refund"]["amount"] == str(wei)
 
 
@@ -221,79 +193,79 @@ TRANSFERS: dict[str, tuple[dict[str, Any], tuple[int, str, str | None]]] = {
 
 
 @pytest.mark.parametrize("case", TRANSFERS)
-async def test_a_transfer_that_is_no_refund_is_refused(desk: Desk, case: str) -> None:
+async def test_a_transfer_that_is_no_refund_is_refused(harness: RefundHarness, case: str) -> None:
     given, expected = TRANSFERS[case]
-    call_id = await desk.charge()
+    call_id = await harness.charge()
     fields = {name: value for name, value in given.items() if name not in ("logs", "units")}
-    sent = desk.send(given.get("units", PRICE), "refund", *given.get("logs", ()), **fields)
-    assert await desk.refused(call_id, transaction=str(sent)) == expected
-    assert await desk.ledger.find_payments(sent) == ()
+    sent = harness.send(given.get("units", PRICE), "refund", *given.get("logs", ()), **fields)
+    assert await harness.refused(call_id, transaction=str(sent)) == expected
+    assert await harness.ledger.find_payments(sent) == ()
 
 
-async def test_a_transaction_of_another_chain_or_none_is_not_mined(desk: Desk) -> None:
-    call_id = await desk.charge()
+async def test_a_transaction_of_another_chain_or_none_is_not_mined(harness: RefundHarness) -> None:
+    call_id = await harness.charge()
     pending = (409, "payment_pending", "not_mined")
-    assert await desk.refused(call_id, transaction=str(tx_hash("elsewhere"))) == pending
+    assert await harness.refused(call_id, transaction=str(tx_hash("elsewhere"))) == pending
 
 
-async def test_a_chain_that_is_away_leaves_the_outcome_open(desk: Desk) -> None:
-    call_id, sent = await desk.charge(), desk.send()
-    desk.chain.disconnect(CHAIN)
-    assert (await desk.refused(call_id, transaction=str(sent)))[:2] == (503, "chain_unavailable")
-    desk.chain.reconnect(CHAIN)
-    assert (await desk.post(call_id, transaction=str(sent))).status_code == 200
+async def test_a_chain_that_is_away_leaves_the_outcome_open(harness: RefundHarness) -> None:
+    call_id, sent = await harness.charge(), harness.send()
+    harness.chain.disconnect(CHAIN)
+    assert (await harness.refused(call_id, transaction=str(sent)))[:2] == (503, "chain_unavailable")
+    harness.chain.reconnect(CHAIN)
+    assert (await harness.post(call_id, transaction=str(sent))).status_code == 200
 
 
-async def test_a_transfer_is_too_old_after_a_day(desk: Desk) -> None:
-    call_id, sent = await desk.charge(), desk.send()
-    desk.now_s += DEFAULT_LIMITS.payment_age_s + 1
-    assert (await desk.refused(call_id, transaction=str(sent)))[:2] == (409, "payment_too_old")
-    await desk.ledger.admit(sent, origin=operator_origin())
-    assert (await desk.post(call_id, transaction=str(sent))).status_code == 200
+async def test_a_transfer_is_too_old_after_a_day(harness: RefundHarness) -> None:
+    call_id, sent = await harness.charge(), harness.send()
+    harness.now_s += DEFAULT_LIMITS.payment_age_s + 1
+    assert (await harness.refused(call_id, transaction=str(sent)))[:2] == (409, "payment_too_old")
+    await harness.ledger.admit(sent, origin=operator_origin())
+    assert (await harness.post(call_id, transaction=str(sent))).status_code == 200
 
 
-async def test_a_payment_never_refunds_and_a_refund_never_pays(desk: Desk) -> None:
-    first, second = await desk.charge(), await desk.charge()
+async def test_a_payment_never_refunds_and_a_refund_never_pays(harness: RefundHarness) -> None:
+    first, second = await harness.charge(), await harness.charge()
     sold = new_payment(PRICE, "refund", payer=PAYEE, payee=PAYER)
-    await desk.ledger.record_payments([sold], now_ms=NOW_MS)
-    assert await desk.refused(first, transaction=str(desk.send())) == (409, USED, None)
-    sent = desk.send(PRICE, "another")
-    assert (await desk.post(first, transaction=str(sent))).status_code == 200
-    assert await desk.refused(second, transaction=str(sent)) == (409, USED, None)
+    await harness.ledger.record_payments([sold], now_ms=NOW_MS)
+    assert await harness.refused(first, transaction=str(harness.send())) == (409, USED, None)
+    sent = harness.send(PRICE, "another")
+    assert (await harness.post(first, transaction=str(sent))).status_code == 200
+    assert await harness.refused(second, transaction=str(sent)) == (409, USED, None)
 
 
-async def test_a_call_that_cannot_be_refunded_is_named(desk: Desk) -> None:
-    charged, foreign_payer = await desk.charge(), await desk.charge(payer=STRANGER)
+async def test_a_call_that_cannot_be_refunded_is_named(harness: RefundHarness) -> None:
+    charged, foreign_payer = await harness.charge(), await harness.charge(payer=STRANGER)
     free = claim_on(None)
-    held = claim_on(await pay(desk.ledger, PRICE, "held"), PRICE)
+    held = claim_on(await pay(harness.ledger, PRICE, "held"), PRICE)
     for claim in (free, held):
-        assert isinstance(await desk.ledger.claim(claim), Claimed)
-    await desk.ledger.close(close_of(free, CallState.CONSUMED))
-    sent = str(desk.send())
-    requests = desk.chain.request_count
-    assert await desk.refused(held.call_id, transaction=sent) == (409, NOT_REFUNDABLE, "not_charged")
-    assert await desk.refused(held.call_id, credit=True) == (409, NOT_REFUNDABLE, "not_charged")
+        assert isinstance(await harness.ledger.claim(claim), Claimed)
+    await harness.ledger.close(close_of(free, CallState.CONSUMED))
+    sent = str(harness.send())
+    requests = harness.chain.request_count
+    assert await harness.refused(held.call_id, transaction=sent) == (409, NOT_REFUNDABLE, "not_charged")
+    assert await harness.refused(held.call_id, credit=True) == (409, NOT_REFUNDABLE, "not_charged")
     # A free call has no payer without a proof.
-    assert await desk.refused(free.call_id, transaction=sent) == (409, NOT_REFUNDABLE, "free_call")
-    assert await desk.refused(charged, transaction=sent, calls=[foreign_payer]) == (
+    assert await harness.refused(free.call_id, transaction=sent) == (409, NOT_REFUNDABLE, "free_call")
+    assert await harness.refused(charged, transaction=sent, calls=[foreign_payer]) == (
         409,
         NOT_REFUNDABLE,
         "different_payers",
     )
-    assert desk.chain.request_count == requests, "refused before the chain is read"
-    assert (await desk.post(charged, transaction=sent)).status_code == 200
-    again = str(desk.send(PRICE, "again"))
-    assert await desk.refused(charged, transaction=again) == (409, NOT_REFUNDABLE, "already_refunded")
-    assert await desk.refused(charged, credit=True) == (409, NOT_REFUNDABLE, "already_refunded")
+    assert harness.chain.request_count == requests, "refused before the chain is read"
+    assert (await harness.post(charged, transaction=sent)).status_code == 200
+    again = str(harness.send(PRICE, "again"))
+    assert await harness.refused(charged, transaction=again) == (409, NOT_REFUNDABLE, "already_refunded")
+    assert await harness.refused(charged, credit=True) == (409, NOT_REFUNDABLE, "already_refunded")
 
 
-async def test_only_the_provider_of_every_call_refunds(desk: Desk) -> None:
-    own, foreign = await desk.charge(), await desk.charge(provider=STRANGER)
-    sent = str(desk.send())
-    assert (await desk.refused(own, transaction=sent, wallet=PAYER))[:2] == (403, "not_provider")
-    assert (await desk.refused(own, transaction=sent, wallet=STRANGER))[:2] == (404, "call_not_found")
-    assert (await desk.refused(own, transaction=sent, calls=[foreign]))[:2] == (404, "call_not_found")
-    assert (await desk.refused(own, transaction=sent, calls=["call_none"]))[:2] == (404, "call_not_found")
+async def test_only_the_provider_of_every_call_refunds(harness: RefundHarness) -> None:
+    own, foreign = await harness.charge(), await harness.charge(provider=STRANGER)
+    sent = str(harness.send())
+    assert (await harness.refused(own, transaction=sent, wallet=PAYER))[:2] == (403, "not_provider")
+    assert (await harness.refused(own, transaction=sent, wallet=STRANGER))[:2] == (404, "call_not_found")
+    assert (await harness.refused(own, transaction=sent, calls=[foreign]))[:2] == (404, "call_not_found")
+    assert (await harness.refused(own, transaction=sent, calls=["call_none"]))[:2] == (404, "call_not_found")
 
 
 @pytest.mark.parametrize(
@@ -309,19 +281,19 @@ async def test_only_the_provider_of_every_call_refunds(desk: Desk) -> None:
     ],
 )
 async def test_a_bad_body_is_refused_by_its_fields(
-    desk: Desk, body: dict[str, Any], pointers: list[str]
+    harness: RefundHarness, body: dict[str, Any], pointers: list[str]
 ) -> None:
-    answer = await desk.post(await desk.charge(), **body)
+    answer = await harness.post(await harness.charge(), **body)
     assert answer.status_code == 422
     assert [error["pointer"] for error in answer.json()["errors"]] == pointers
 
 
-async def test_a_provider_gives_the_price_back_as_credit(desk: Desk) -> None:
-    call_id = await desk.charge()
-    answers = [await desk.post(call_id, credit=True) for _ in range(2)]
+async def test_a_provider_gives_the_price_back_as_credit(harness: RefundHarness) -> None:
+    call_id = await harness.charge()
+    answers = [await harness.post(call_id, credit=True) for _ in range(2)]
     (refund,) = [one["refund"] for one in answers[0].json()["calls"]]
     assert (refund["kind"], refund["amount"], refund["isFinal"]) == ("credit", "40", True)
     assert answers[1].json() == answers[0].json()
-    (credit,) = await desk.ledger.find_payments(TxHash.parse(refund["transaction"]))
+    (credit,) = await harness.ledger.find_payments(TxHash.parse(refund["transaction"]))
     assert (credit.payer, credit.payee, credit.remaining_units) == (PAYER, PAYEE, PRICE)
-    assert desk.chain.request_count == 0
+    assert harness.chain.request_count == 0

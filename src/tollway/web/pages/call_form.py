@@ -300,11 +300,11 @@ def _describe_way(option: Mapping[str, Any], profile: NetworkProfile | None) -> 
         "price": format_decimal(int(option["amount"]), decimals=option["decimals"]),
         "payTo": option["payTo"],
         "explorer": profile.link_transaction("") if profile else None,
-        "network": _describe_network(option["chainId"], profile),
+        "network": describe_wallet_network(option["chainId"], profile),
     }
 
 
-def _describe_network(chain_id: int, profile: NetworkProfile | None) -> dict[str, Any] | None:
+def describe_wallet_network(chain_id: int, profile: NetworkProfile | None) -> dict[str, Any] | None:
     """The parameter of `wallet_addEthereumChain` (EIP-3085); None where the settings have no RPC URL for wallets."""
     if profile is None or profile.wallet_rpc_url is None or profile.native_symbol is None:
         return None

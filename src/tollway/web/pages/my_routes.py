@@ -34,6 +34,7 @@ from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import (
     HistoryFilters,
     PaymentFilters,
+    call_json,
     call_status,
     decide_call,
     find_call,
@@ -61,6 +62,7 @@ from tollway.web.pages.my_views import (
     ListLinks,
     ListPages,
     choose_wallet,
+    describe_refund_form,
     link_book,
     link_call,
     link_payment,
@@ -224,6 +226,11 @@ class BookPages:
             if profile is None or call.tx_hash is None
             else profile.link_transaction(call.tx_hash),
             block=await self._find_block(call),
+            refund=call_json(call, self._context.find_asset).get("refund"),
+            refund_href=None
+            if profile is None or call.refund is None
+            else profile.link_transaction(call.refund.tx_hash),
+            refund_form=describe_refund_form(call, reader.address, self._context),
             is_credit=call.rail not in AUTHORIZED_RAILS or call.tx_hash is not None,
             is_settling=is_charged_by_provider(call.state, call.upstream_status),
             can_resolve=can_resolve,

@@ -1,0 +1,97 @@
+"""The form of a ticket that refunds its call: for its provider only, by the hash of a transfer or as credit; both sides see what came back."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.kit.chain import Transaction, transfer_log
+from tests.kit.ledger_records import claim_on, close_of, new_payment, tx_hash
+from tests.kit.pages import RULES
+from tests.kit.signed_in import READER, SELLER, USDC, SignedInHarness, open_signed_in
+from tollway.ids import CallId, TxHash
+from tollway.ledger.ledger import Claimed
+from tollway.ledger.records import CallState
+
+ROUTE = "/my/calls/{call_id}/refund"
+PRICE = 10_000
+FORM = "Refund this call"
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[SignedInHarness]:
+    async with open_signed_in() as harness:
+        yield harness
+
+
+async def charge(harness: SignedInHarness) -> CallId:
+    services = harness.services
+    new = new_payment(
+        PRICE, "paid", payer=READER.address, payee=SELLER.address, chain_id=RULES.chain_id, asset=USDC.key
+    )
+    (payment,) = await services.ledger.record_payments([new], now_ms=services.now_ms)
+    claim = claim_on(payment, PRICE, provider=SELLER.address, created_ms=services.now_ms)
+    assert isinstance(await services.ledger.claim(claim), Claimed)
+    await services.ledger.close(close_of(claim, CallState.CONSUMED))
+    return claim.call_id
+
+
+def send(harness: SignedInHarness, units: int = PRICE) -> TxHash:
+    chain, token = harness.services.chain, USDC.token
+    assert token is not None
+    logs = (transfer_log(token, SELLER.address, READER.address, units),)
+    sent = Transaction(tx_hash=tx_hash("refund"), sender=SELLER.address, recipient=token, logs=logs)
+    chain.mine(RULES.chain_id, sent, time=harness.services.now_ms // 1000)
+    chain.bury(RULES.chain_id, 20)
+    return sent.tx_hash
+
+
+async def post(harness: SignedInHarness, call_id: CallId, **fields: str) -> tuple[int, str]:
+    answer = await harness.post(f"/my/calls/{call_id}/refund", fields, route=ROUTE)
+    return answer.status_code, answer.text
+
+
+async def test_the_provider_records_his_transfer_and_both_sides_see_it(harness: SignedInHarness) -> None:
+    call_id = await charge(harness)
+    path = f"/my/calls/{call_id}"
+    await harness.sign_in(SELLER)
+    page = await harness.browser.get(path)
+    assert FORM in page.text
+    assert f"&#34;to&#34;: &#34;{READER.address}&#34;" in page.text or str(READER.address) in page.text
+    assert (await post(harness, call_id, transaction=f" {send(harness)} "))[0] == 303
+    for wallet in (SELLER, READER):
+        await harness.sign_in(wallet)
+        words = (await harness.read(path)).words
+        assert "Refunded 0.01 USDC" in words
+        assert FORM not in words
+
+
+async def test_the_provider_gives_credit_by_a_second_button(harness: SignedInHarness) -> None:
+    call_id = await charge(harness)
+    await harness.sign_in(SELLER)
+    assert (await post(harness, call_id, credit="yes"))[0] == 303
+    assert "Refunded by credit" in (await harness.read(f"/my/calls/{call_id}")).words
+
+
+async def test_a_payer_has_no_form_and_cannot_post_one(harness: SignedInHarness) -> None:
+    call_id = await charge(harness)
+    await harness.sign_in(READER)
+    assert FORM not in (await harness.read(f"/my/calls/{call_id}")).words
+    assert (await post(harness, call_id, credit="yes"))[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("transaction", "status", "told"),
+    [
+        ("0x12", 400, "hash of the transfer is not valid"),
+        ("", 400, "hash of the transfer is not valid"),
+        (str(tx_hash("none")), 409, "is not mined yet"),
+    ],
+)
+async def test_a_hash_that_refunds_nothing_is_explained(
+    harness: SignedInHarness, transaction: str, status: int, told: str
+) -> None:
+    call_id = await charge(harness)
+    await harness.sign_in(SELLER)
+    answer = await post(harness, call_id, transaction=transaction)
+    assert answer[0] == status
+    assert told in answer[1]
