@@ -26,8 +26,8 @@ from tollway.ledger.history import PaymentQuery
 from tollway.ledger.ledger import Claimed, Exhausted
 from tollway.ledger.records import CallState, NewPayment, PaymentState, RecordedTransaction
 from tollway.ledger.refunds import (
+    CallsRefunded,
     NotRefundable,
-    Refunded,
     RefundFault,
     TransferUsed,
     credit_hash,
@@ -72,7 +72,7 @@ async def ledger(pair: list[FaultyLedger]) -> Any:
 
 async def test_a_transfer_refunds_calls_of_one_payer_in_the_order_of_the_request(ledger: Any) -> None:
     first, second = await charge(ledger, 4), await charge(ledger, 3)
-    assert await refund(ledger, transfer(5), first, second) == Refunded(units=(4, 1))
+    assert await refund(ledger, transfer(5), first, second) == CallsRefunded(units=(4, 1))
     assert [await refunded_units(ledger, one) for one in (first, second)] == [4, 1]
     found = (await ledger.find_call(first)).refund
     assert (found.tx_hash, found.is_credit, found.is_final) == (tx_hash("refund"), False, False)
@@ -81,8 +81,8 @@ async def test_a_transfer_refunds_calls_of_one_payer_in_the_order_of_the_request
 
 async def test_a_repeat_has_the_same_outcome_and_changes_nothing(ledger: Any) -> None:
     first, second = await charge(ledger), await charge(ledger)
-    assert await refund(ledger, transfer(8), first, second) == Refunded(units=(4, 4))
-    assert await refund(ledger, transfer(8), second, first) == Refunded(units=(4, 4))
+    assert await refund(ledger, transfer(8), first, second) == CallsRefunded(units=(4, 4))
+    assert await refund(ledger, transfer(8), second, first) == CallsRefunded(units=(4, 4))
     assert await refund(ledger, transfer(8), first) == TransferUsed()
     third = await charge(ledger)
     assert await refund(ledger, transfer(8), first, second, third) == TransferUsed()
@@ -124,7 +124,7 @@ async def test_only_a_charged_call_is_refunded(ledger: Any) -> None:
 
 async def test_a_call_is_refunded_once(ledger: Any) -> None:
     call_id, other = await charge(ledger), await charge(ledger)
-    assert await refund(ledger, transfer(1), call_id) == Refunded(units=(1,))
+    assert await refund(ledger, transfer(1), call_id) == CallsRefunded(units=(1,))
     refused = NotRefundable(fault=RefundFault.ALREADY_REFUNDED, call_id=call_id)
     assert await refund(ledger, transfer(3, "again"), call_id) == refused
     assert await refund(ledger, transfer(3, "again"), other, call_id) == refused
@@ -144,7 +144,7 @@ async def test_a_refund_is_no_payment_and_a_payment_is_no_refund(ledger: Any) ->
     sold = transfer(4, "payment")
     await ledger.record_payments([sold], now_ms=NOW_MS)
     assert await refund(ledger, sold, call_id) == TransferUsed()
-    assert await refund(ledger, transfer(4), call_id) == Refunded(units=(4,))
+    assert await refund(ledger, transfer(4), call_id) == CallsRefunded(units=(4,))
     (payment,) = await ledger.record_payments([transfer(9)], now_ms=NOW_MS)
     assert (payment.is_refund, payment.value_units, payment.remaining_units) == (True, 4, 0)
     assert isinstance(await ledger.claim(claim_on(payment, 1)), Exhausted)
@@ -174,7 +174,7 @@ async def test_the_provider_shows_a_transfer_again_that_left_its_chain(ledger: A
     await refund(ledger, transfer(4), call_id)
     (payment,) = await ledger.find_payments(tx_hash("refund"))
     await ledger.mark_gone(payment.id, now_ms=NOW_MS)
-    assert await refund(ledger, transfer(4, block_number=102), call_id) == Refunded(units=(4,))
+    assert await refund(ledger, transfer(4, block_number=102), call_id) == CallsRefunded(units=(4,))
     assert await refunded_units(ledger, call_id) == 4
 
 
@@ -183,7 +183,7 @@ async def test_a_call_that_was_refunded_meanwhile_keeps_that_refund(ledger: Any)
     await refund(ledger, transfer(8), call_id, other)
     (payment,) = await ledger.find_payments(tx_hash("refund"))
     await ledger.mark_gone(payment.id, now_ms=NOW_MS)
-    assert await refund(ledger, transfer(3, "instead"), call_id) == Refunded(units=(3,))
+    assert await refund(ledger, transfer(3, "instead"), call_id) == CallsRefunded(units=(3,))
     await ledger.record_payments([transfer(8, block_number=103)], now_ms=NOW_MS)
     assert [await refunded_units(ledger, one) for one in (call_id, other)] == [3, 4]
     assert await ledger.find_refunded(payment.id) == (other,)
@@ -206,7 +206,7 @@ async def test_of_two_gateways_one_refunds_by_a_transfer(pair: list[FaultyLedger
     outcomes = await asyncio.gather(
         *(refund((one, two)[number % 2], transfer(4), call_id) for number, call_id in enumerate(calls))
     )
-    assert sorted(map(str, outcomes)) == sorted(map(str, [Refunded(units=(4,)), *[TransferUsed()] * 5]))
+    assert sorted(map(str, outcomes)) == sorted(map(str, [CallsRefunded(units=(4,)), *[TransferUsed()] * 5]))
     units = [await refunded_units(one, call_id) for call_id in calls]
     assert sorted(map(str, units)) == sorted(["4", *["None"] * 5])
 
@@ -219,7 +219,7 @@ async def test_of_two_gateways_one_refunds_a_call(pair: list[FaultyLedger], roun
         *(refund((one, two)[number % 2], transfer(4, f"of {number}"), call_id) for number in range(5)),
         two.record_credit(call_id, now_ms=NOW_MS),
     )
-    assert sum(isinstance(outcome, Refunded) for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, CallsRefunded) for outcome in outcomes) == 1
     assert await refunded_units(one, call_id) == 4
 
 
@@ -229,14 +229,14 @@ async def test_of_two_gateways_a_transfer_is_a_payment_or_a_refund(pair: list[Fa
     outcome, (payment,) = await asyncio.gather(
         refund(one, transfer(4), call_id), two.record_payments([transfer(4)], now_ms=NOW_MS)
     )
-    assert isinstance(outcome, Refunded) == payment.is_refund
+    assert isinstance(outcome, CallsRefunded) == payment.is_refund
     assert payment.remaining_units == (0 if payment.is_refund else 4)
 
 
 async def test_a_credit_pays_a_call_as_any_payment(ledger: Any) -> None:
     call_id = await charge(ledger)
     for _ in range(2):
-        assert await ledger.record_credit(call_id, now_ms=NOW_MS) == Refunded(units=(4,))
+        assert await ledger.record_credit(call_id, now_ms=NOW_MS) == CallsRefunded(units=(4,))
     (credit,) = await ledger.find_payments(credit_hash(call_id))
     assert (credit.payer, credit.payee, credit.remaining_units) == (PAYER, PAYEE, 4)
     found = (await ledger.find_call(call_id)).refund

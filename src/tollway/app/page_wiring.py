@@ -96,7 +96,7 @@ def page_routers(
         my_sums_router(mine, access),
         selling_router(mine, access),
         webhook_page_router(mine, access),
-        refund_page_router(mine, access),
+        refund_page_router(mine, access, refusal=NOT_YOUR_CALL),
         export_router(mine, calls_path="/my/calls.csv", payments_path="/my/credit.csv"),
         receipt_router(mine, path="/my/calls/{call_id}/receipt", refusal=NOT_YOUR_CALL),
         *([demo_wallet_router(demo_wallet, origins=list_origins(context.origin))] if demo_wallet else []),

@@ -101,8 +101,8 @@ class GatewayParts:
             )
 
     def _wire(self) -> None:
-        settings, limits = self.settings, self.settings.limits
-        self.origin = origin = parse_origin(settings.public_url)
+        settings, limits, origin = self.settings, self.settings.limits, parse_origin(self.settings.public_url)
+        self.origin = origin
         key, *others = [key.get_secret_value() for key in settings.secret_keys]
         self.sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
         self.events = EventLog()
@@ -138,16 +138,7 @@ class GatewayParts:
             find_payee_heads=self.catalog.list_payee_heads,
             on_outcome=lambda network, outcome: self.metrics.payments.labels(network, outcome).inc(),
         )
-        self.refunds = Refunds(
-            ledger=RefundStore(self.database, limits=limits, events=self.events),
-            payments=self.payments,
-            verifier=self.transaction_verifier,
-            rules=self.rules,
-            quota=self.call_limits,
-            limits=limits,
-            now_ms=now_ms,
-            shared_ms=self.ledger.shared_ms,
-        )
+        self.refunds = self._make_refunds()
         self.settlement_services = SettlementServices(
             database=self.database,
             sealer=self.sealer,
@@ -166,8 +157,9 @@ class GatewayParts:
         )
         self.watcher = self._make_watcher()
         for chain_id, rules in self.rules.items():
-            age = self.metrics.payment_look_age.labels(rules.network)
-            age.set_function(partial(self.watcher.check_age_s, chain_id))
+            self.metrics.payment_look_age.labels(rules.network).set_function(
+                partial(self.watcher.check_age_s, chain_id)
+            )
         self.sign_in = SignIn(
             self.sessions,
             verifier,
@@ -177,9 +169,26 @@ class GatewayParts:
             now_ms=now_ms,
             entropy=secrets.token_bytes,
         )
-        self.shedder = LoadShedder(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
+        self._watch_load()
+
+    def _watch_load(self) -> None:
+        self.shedder = LoadShedder(
+            limits=self.settings.limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes
+        )
         self.metrics.calls_in_flight.set_function(lambda: self.shedder.running)
         self.metrics.upstreams_down.set_function(self.reputation_services.breaker.count_down)
+
+    def _make_refunds(self) -> Refunds:
+        return Refunds(
+            ledger=RefundStore(self.database, limits=self.settings.limits, events=self.events),
+            payments=self.payments,
+            verifier=self.transaction_verifier,
+            rules=self.rules,
+            quota=self.call_limits,
+            limits=self.settings.limits,
+            now_ms=now_ms,
+            shared_ms=self.ledger.shared_ms,
+        )
 
     def _make_fleet_view(self) -> FleetView:
         windows = self.redis_windows

@@ -35,7 +35,17 @@ from tollway.cli.output import (
     quote_word,
     read_object,
 )
-from tollway.cli.refund import describe_refund, refund_calls
+from tollway.cli.refund import (
+    REFUND,
+    GivesCredit,
+    NamedCalls,
+    RefundChoice,
+    Send,
+    SentTransfer,
+    Unasked,
+    describe_refund,
+    refund_calls,
+)
 from tollway.client import requests
 from tollway.client.call_io import ControlRequest
 from tollway.client.control import CallStatus, Role
@@ -47,8 +57,8 @@ LIMIT_MAX = 1_000
 PAGE_CALLS_MAX = 200
 """The most calls that a gateway gives in one page."""
 
-RESOLVE, REFUND = "resolve", "refund"
-"""The words before a call that its provider decides, and before calls that he refunds."""
+RESOLVE = "resolve"
+"""The word before a call that its provider decides."""
 
 ADVICE = {
     "held": "Do not pay again. A repeat of the same request with the same proof can give it an outcome; the provider can decide it (tollway history resolve CALL); "
@@ -71,32 +81,19 @@ def history(
         str | None,
         typer.Argument(metavar="[CALL]", help="Show this call, whole; without it, the newest calls."),
     ] = None,
-    named_calls: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[resolve CALL | refund CALL…]",
-            help="As their provider, decide this held call, or give the price of these calls back.",
-        ),
-    ] = None,
+    named_calls: NamedCalls = None,
     charge: Annotated[
         bool, typer.Option("--charge", help="With resolve: the API did its work, take the price.")
     ] = False,
     release: Annotated[
         bool, typer.Option("--release", help="With resolve: the API did nothing, give the price back.")
     ] = False,
-    transaction: Annotated[
-        str | None,
-        typer.Option("--transaction", metavar="0x…", help="With refund: the transfer that you have sent."),
-    ] = None,
-    send: Annotated[
-        bool, typer.Option("--send", help="With refund: send the price from your wallet, after a question.")
-    ] = False,
-    credit: Annotated[
-        bool, typer.Option("--credit", help="With refund: as credit at your listings, without a transfer.")
-    ] = False,
+    transaction: SentTransfer = None,
+    send: Send = False,
+    credit: GivesCredit = False,
     rpc: Rpc = "",
     wait_s: Wait = 180.0,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --send: do not ask.")] = False,
+    yes: Unasked = False,
     api_id: Annotated[str | None, typer.Option("--api", help="Only calls of this listing.")] = None,
     limit: Annotated[int, typer.Option("--limit", help="At most 1,000; --csv writes all.")] = 50,
     offset: Annotated[int, typer.Option("--offset")] = 0,
@@ -117,30 +114,13 @@ def history(
     is_csv: AsCsv = False,
     output: CsvFile = None,
 ) -> None:
-    if call_id == REFUND:
-        if not named_calls:
-            raise ValueError("name the calls: tollway history refund CALL…")
-        refund_calls(
-            caller,
-            named_calls,
-            transaction=transaction,
-            is_credit=credit,
-            is_sent=send,
-            rpc=rpc,
-            wait_s=wait_s,
-            yes=yes,
-        )
-        return
-    if transaction is not None or send or credit:
-        raise ValueError("write: tollway history refund CALL --send, --transaction 0x… or --credit")
-    if named_calls is not None and len(named_calls) > 1:
-        raise ValueError("decide one call at a time: tollway history resolve CALL")
-    held_call_id = named_calls[0] if named_calls else None
+    if call_id == REFUND or transaction is not None or send or credit:
+        how = RefundChoice(transaction=transaction, is_sent=send, is_credit=credit)
+        return refund_calls(caller, call_id, named_calls, how, rpc=rpc, wait_s=wait_s, yes=yes)
+    held_call_id = read_held_call(named_calls)
     outcome = _read_outcome(call_id, held_call_id, charge=charge, release=release)
     check_output(is_csv=is_csv, output=output, as_json=caller.as_json)
-    if is_held and status not in (None, "unknown"):
-        raise ValueError("--held lists calls of the status unknown; leave --status out")
-    _check_receipt_file(receipt_file, call_id, outcome)
+    _check_options(receipt_file, call_id, outcome, is_other=is_held and status not in (None, "unknown"))
     shown: dict[str, Any] = {
         "api_id": api_id,
         "status": "unknown" if is_held else status,
@@ -153,22 +133,33 @@ def history(
         if outcome is not None and held_call_id is not None:
             found = client.fetch_document(requests.resolve_call(held_call_id, outcome))
         elif receipt_file is not None and call_id is not None:
-            save_receipt(client.fetch_document(requests.find_receipt(call_id)), receipt_file)
-            return
+            return save_receipt(client.fetch_document(requests.find_receipt(call_id)), receipt_file)
         elif call_id is not None:
             found = client.fetch_document(requests.find_call(call_id, wallet))
         elif is_csv:
-            write_csv(client.export_calls(**shown), output)
-            return
+            return write_csv(client.export_calls(**shown), output)
         else:
             found = read_calls(client.fetch_document, shown, limit=limit, offset=offset)
     if call_id is not None:
         caller.print(found, partial(print_call, is_decided=outcome is not None))
     else:
         caller.print(found, partial(print_held, now=datetime.now(UTC)) if is_held else print_calls)
+    return None
 
 
-def _check_receipt_file(receipt_file: Path | None, call_id: str | None, outcome: str | None) -> None:
+def read_held_call(named_calls: Sequence[str] | None) -> str | None:
+    """Raises ValueError for more than one call."""
+    if named_calls is not None and len(named_calls) > 1:
+        raise ValueError("decide one call at a time: tollway history resolve CALL")
+    return named_calls[0] if named_calls else None
+
+
+def _check_options(
+    receipt_file: Path | None, call_id: str | None, outcome: str | None, *, is_other: bool
+) -> None:
+    """`is_other`: held calls of another status are asked for."""
+    if is_other:
+        raise ValueError("--held lists calls of the status unknown; leave --status out")
     if receipt_file is not None and (call_id is None or outcome is not None):
         raise ValueError("name the call: tollway history CALL --receipt FILE")
 

@@ -3,7 +3,8 @@
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
@@ -19,30 +20,60 @@ from tollway.client.requests import GatewayDocument
 from tollway.client.safe_text import format_value, plain_line
 from tollway.money import format_decimal
 
+REFUND = "refund"
+"""The word before calls that their provider refunds."""
 POLL_S = 2.0
+
+NamedCalls = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[resolve CALL | refund CALL…]",
+        help="As their provider, decide this held call, or give the price of these calls back.",
+    ),
+]
+SentTransfer = Annotated[
+    str | None,
+    typer.Option("--transaction", metavar="0x…", help="With refund: the transfer that you have sent."),
+]
+Send = Annotated[
+    bool, typer.Option("--send", help="With refund: send the price from your wallet, after a question.")
+]
+GivesCredit = Annotated[
+    bool, typer.Option("--credit", help="With refund: as credit at your listings, without a transfer.")
+]
+Unasked = Annotated[bool, typer.Option("--yes", "-y", help="With --send: do not ask.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefundChoice:
+    """How the price comes back; one of the three is given."""
+
+    transaction: str | None = None
+    is_sent: bool = False
+    is_credit: bool = False
 
 
 def refund_calls(
     caller: Caller,
-    call_ids: Sequence[str],
+    word: str | None,
+    call_ids: Sequence[str] | None,
+    how: RefundChoice,
     *,
-    transaction: str | None,
-    is_credit: bool,
-    is_sent: bool,
     rpc: str,
     wait_s: float,
     yes: bool,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Raises ValueError for options that contradict each other, and `CallerFailure`."""
-    if [transaction is not None, is_credit, is_sent].count(True) != 1:
+    """Raises ValueError without calls and for options that contradict each other, and `CallerFailure`."""
+    if word != REFUND or not call_ids:
+        raise ValueError("name the calls: tollway history refund CALL… --send, --transaction 0x… or --credit")
+    if [how.transaction is not None, how.is_credit, how.is_sent].count(True) != 1:
         raise ValueError(
             "say how: tollway history refund CALL --send sends the price from your wallet, --transaction 0x… names a transfer that is sent, --credit gives credit"
         )
-    if is_credit and len(call_ids) > 1:
+    if how.is_credit and len(call_ids) > 1:
         raise ValueError("--credit is for one call at a time")
-    if is_sent:
-        transaction = _send(caller, call_ids, rpc=rpc, yes=yes)
+    transaction = _send(caller, call_ids, rpc=rpc, yes=yes) if how.is_sent else how.transaction
     request = requests.refund_calls(call_ids, transaction)
     command = f"tollway history refund {' '.join(map(quote_word, call_ids))} --transaction {transaction}"
     with caller.open() as client:

@@ -29,7 +29,7 @@ class RefundFault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refunded:
+class CallsRefunded:
     """The units that each call got back, in the order of the request."""
 
     units: tuple[int, ...]
@@ -48,7 +48,7 @@ class TransferUsed:
     """The transfer is a payment, or it has refunded other calls."""
 
 
-RefundOutcome = Refunded | NotRefundable | TransferUsed
+RefundOutcome = CallsRefunded | NotRefundable | TransferUsed
 
 
 def find_refund_fault(calls: Sequence[CallRecord]) -> NotRefundable | None:
@@ -75,7 +75,7 @@ def _account_of(call: CallRecord) -> tuple[object, ...]:
     return call.payer, call.chain_id, call.asset, call.pay_to
 
 
-def divide_transfer(calls: Sequence[CallRecord], value_units: int) -> Refunded | NotRefundable:
+def divide_transfer(calls: Sequence[CallRecord], value_units: int) -> CallsRefunded | NotRefundable:
     """What each call gets of a transfer: its price, in their order, until nothing is left. Each call gets something, and all of it is used."""
     divided: list[int] = []
     for call in calls:
@@ -85,7 +85,7 @@ def divide_transfer(calls: Sequence[CallRecord], value_units: int) -> Refunded |
         divided.append(units)
     if sum(divided) < value_units:
         return NotRefundable(fault=RefundFault.ABOVE_PRICE, call_id=calls[0].id)
-    return Refunded(units=tuple(divided))
+    return CallsRefunded(units=tuple(divided))
 
 
 def credit_hash(call_id: CallId) -> TxHash:

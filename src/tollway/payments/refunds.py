@@ -14,8 +14,8 @@ from tollway.ids import Address, CallId, ChainId, TxHash, format_network
 from tollway.ledger.ledger import PaymentLedger
 from tollway.ledger.records import CallRecord, NewPayment, Payment, PaymentState, RecordedTransaction
 from tollway.ledger.refunds import (
+    CallsRefunded,
     NotRefundable,
-    Refunded,
     RefundFault,
     RefundLedger,
     RefundOutcome,
@@ -162,7 +162,7 @@ def _is_between(payment: Payment, call: CallRecord) -> bool:
 
 def _check(outcome: RefundOutcome | None) -> None:
     match outcome:
-        case None | Refunded():
+        case None | CallsRefunded():
             return
         case TransferUsed():
             raise Refusal(_TRANSFER_USED)

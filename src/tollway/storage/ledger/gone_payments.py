@@ -41,7 +41,7 @@ from tollway.storage.ledger.debts import BEFORE_ALL_CALLS, CallPlace
 from tollway.storage.ledger.history import find_held_units
 from tollway.storage.ledger.ledger_tables import GONE, REPEATABLE, call_table, payment_table, topup_table
 from tollway.storage.ledger.locked_rows import LockedCall, LockedRows
-from tollway.storage.ledger.refund_moves import take_back_refunds
+from tollway.storage.ledger.refund_rows import take_back_refunds
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 from tollway.webhooks.events import EventType
 

@@ -41,7 +41,7 @@ from tollway.storage.ledger.ledger_tables import (
     payment_table,
     topup_table,
 )
-from tollway.storage.ledger.refund_audit import find_wrong_refunds
+from tollway.storage.ledger.refund_rows import find_wrong_refunds
 
 LINES_MAX = 1_000
 ROWS_AT_ONCE = 5_000

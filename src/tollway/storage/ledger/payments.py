@@ -58,7 +58,7 @@ from tollway.storage.ledger.ledger_tables import (
 )
 from tollway.storage.ledger.locked_rows import LockedRows
 from tollway.storage.ledger.nonces import find_nonces
-from tollway.storage.ledger.refund_moves import return_refunds
+from tollway.storage.ledger.refund_rows import return_refunds
 from tollway.storage.operator.operator_writes import IS_RESTORED, find_operator_records, held_before_ms
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 from tollway.webhooks.events import EventType

@@ -13,8 +13,8 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import CallId
 from tollway.ledger.records import CallRecord, NewPayment, PaymentState, RecordedTransaction
 from tollway.ledger.refunds import (
+    CallsRefunded,
     NotRefundable,
-    Refunded,
     RefundOutcome,
     TransferUsed,
     credit_hash,
@@ -33,7 +33,7 @@ from tollway.storage.ledger.ledger_tables import (
     payment_table,
 )
 from tollway.storage.ledger.payments import find_payment_id, insert_payment, reinstate_payment
-from tollway.storage.ledger.refund_moves import return_refunds
+from tollway.storage.ledger.refund_rows import return_refunds
 from tollway.storage.operator.operator_writes import held_before_ms
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog, write_events
 from tollway.webhooks.events import EventType
@@ -119,13 +119,13 @@ class RefundStore:
             return_refunds(connection, payment.id)
         if set(_find_refunded(connection, payment_id=payment.id)) != set(call_ids):
             return TransferUsed()
-        return Refunded(units=tuple(units[call_id] for call_id in call_ids))
+        return CallsRefunded(units=tuple(units[call_id] for call_id in call_ids))
 
     def _credit(self, connection: Connection, call_id: CallId, *, now_ms: int) -> RefundOutcome:
         _lock_calls(connection, [call_id])
         (call,) = self._read(connection, [call_id])
         if call.refund is not None and call.refund.is_credit:
-            return Refunded(units=(call.refund.units,))
+            return CallsRefunded(units=(call.refund.units,))
         fault = find_refund_fault([call])
         if fault is not None:
             return fault
@@ -133,7 +133,7 @@ class RefundStore:
         assert insert_payment(connection, credit, now_ms), "a call has one refund in force"
         payment_id = find_payment_id(connection, credit)
         self._add(connection, [call], [call.due_units], payment_id, is_credit=True, now_ms=now_ms)
-        return Refunded(units=(call.due_units,))
+        return CallsRefunded(units=(call.due_units,))
 
     def _add(
         self,

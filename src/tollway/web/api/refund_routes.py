@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route, Router
 
-from tollway.errors import Code, FieldError, Problem, refuse
+from tollway.errors import FieldError, Problem, refuse
 from tollway.ids import CallId, TxHash
 from tollway.ledger.records import CallRecord
 from tollway.web.api.auth_routes import client_address_of
@@ -25,13 +25,14 @@ from tollway.web.api.history_routes import (
 )
 from tollway.web.http.book_turns import leave_turn
 from tollway.web.http.json import find_unknown_members, parse_json_object
+from tollway.web.http.problems import refuse_fields
 
 REFUND_CALLS_MAX = 100
 """The most calls of one transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefundRequest:
+class CallRefundRequest:
     """`transaction` None: as credit. `others`: further calls of the transfer."""
 
     transaction: TxHash | None
@@ -53,7 +54,7 @@ def refund_router(context: WebContext) -> Router:
 async def refund_calls(
     context: WebContext,
     call: CallRecord,
-    wanted: RefundRequest,
+    wanted: CallRefundRequest,
     *,
     client_address: str,
     refusal: Problem = NO_CALL,
@@ -70,15 +71,16 @@ async def refund_calls(
     return await context.refunds.refund(calls, wanted.transaction, client_address=client_address)
 
 
-def read_refund(raw: bytes) -> RefundRequest:
+def read_refund(raw: bytes) -> CallRefundRequest:
     """The body: `{"transaction": "0x…", "calls": [...]}` or `{"credit": true}`. Raises Refusal (422) that names each field."""
     body = parse_json_object(raw)
     if "credit" in body:
         errors = list(find_unknown_members(body, ("credit",)))
         if body["credit"] is not True:
             errors.append(FieldError(code="unknown_value", detail="must be true", pointer="/credit"))
-        _refuse(errors)
-        return RefundRequest(transaction=None)
+        if errors:
+            raise refuse_fields(*errors)
+        return CallRefundRequest(transaction=None)
     errors = list(find_unknown_members(body, ("transaction", "calls")))
     transaction = _parse_hash(body.get("transaction"))
     if transaction is None:
@@ -88,8 +90,9 @@ def read_refund(raw: bytes) -> RefundRequest:
     if not _is_list_of_ids(others):
         detail = f"must be a list of at most {REFUND_CALLS_MAX} ids of calls"
         errors.append(FieldError(code="invalid", detail=detail, pointer="/calls"))
-    _refuse(errors)
-    return RefundRequest(transaction=transaction, others=tuple(CallId(one) for one in others))
+    if errors:
+        raise refuse_fields(*errors)
+    return CallRefundRequest(transaction=transaction, others=tuple(CallId(one) for one in others))
 
 
 def _parse_hash(value: Any) -> TxHash | None:
@@ -105,13 +108,3 @@ def _is_list_of_ids(value: Any) -> bool:
         and len(value) < REFUND_CALLS_MAX
         and all(isinstance(one, str) and 0 < len(one) <= ID_LENGTH_MAX for one in value)
     )
-
-
-def _refuse(errors: Sequence[FieldError]) -> None:
-    if errors:
-        fields = ", ".join(dict.fromkeys(str(error.pointer) for error in errors))
-        raise refuse(
-            code=Code.VALIDATION_FAILED,
-            detail=f"These fields are not valid: {fields}. Correct them; `errors` says how.",
-            errors=tuple(errors),
-        )

@@ -180,10 +180,7 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             "The call was free, is not charged, is refunded already, or has another payer than the first call of the request. `reason` says which.",
             "Read the calls in your history, and leave out the one that `callId` names.",
         ),
-        Code.REFUND_TRANSFER_USED: _problem_page(
-            "The transfer is a payment, or it has refunded other calls.",
-            "Send another transfer: each one refunds once.",
-        ),
+        Code.REFUND_TRANSFER_USED: _problem_page("It paid, or refunded other calls.", "Send another."),
         Code.IDEMPOTENCY_IN_PROGRESS: _problem_page(
             "The same request, or the call that a receipt is of, is still running.",
             _SAME_PROOF,

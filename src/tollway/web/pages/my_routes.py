@@ -62,7 +62,6 @@ from tollway.web.pages.my_views import (
     ListLinks,
     ListPages,
     choose_wallet,
-    describe_refund_form,
     link_book,
     link_call,
     link_payment,
@@ -80,6 +79,7 @@ from tollway.web.pages.page_session import (
     redirect_to,
 )
 from tollway.web.pages.public_views import name_network
+from tollway.web.pages.refund_pages import describe_refund_form
 
 HOME = "/my"
 SIGNED = "signed"

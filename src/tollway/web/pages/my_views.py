@@ -3,7 +3,6 @@
 Their templates clean the words of providers and escape them. Sentences are in the templates; this module has only names, numbers, states and addresses.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
@@ -11,14 +10,12 @@ from urllib.parse import quote, urlencode
 from tollway.ids import Address, CallId
 from tollway.ledger.records import CallRecord, CallState, Payment
 from tollway.money import Asset, format_decimal
-from tollway.web.api.context import FindAsset, WebContext
+from tollway.web.api.context import FindAsset
 from tollway.web.api.history_routes import (
     call_status,
-    find_call_asset,
     payment_state,
 )
 from tollway.web.http.query import format_time
-from tollway.web.pages.call_form import describe_wallet_network
 
 NAME_LENGTH_MAX = 120
 PLACE_FIELDS = ("before", "asOf")
@@ -136,23 +133,3 @@ def list_steps(call: CallRecord) -> tuple[tuple[str, int], ...]:
     if call.completed_ms is not None and call.completed_ms >= call.moved_ms:
         steps.append(("ended", call.completed_ms))
     return tuple(steps)
-
-
-def describe_refund_form(call: CallRecord, reader: Address, context: WebContext) -> dict[str, str] | None:
-    """The amount and the transfer of the form, for its module; None where this reader cannot refund the call."""
-    asset = find_call_asset(call, context.find_asset)
-    is_charged = call.state is CallState.CONSUMED and not call.is_unmeasured and call.due_units > 0
-    if call.provider != reader or asset is None or call.payer is None or not is_charged or call.refund:
-        return None
-    profile = context.profiles.get(asset.chain_id)
-    senders = {call.provider, *([] if call.pay_to is None else [call.pay_to])}
-    transfer = {
-        "chainId": asset.chain_id,
-        "name": asset.network if profile is None else profile.name,
-        "network": describe_wallet_network(asset.chain_id, profile),
-        "token": None if asset.token is None else str(asset.token),
-        "to": str(call.payer),
-        "amount": str(asset.to_base_units(call.due_units)),
-        "senders": sorted(str(one).lower() for one in senders),
-    }
-    return {"amount": f"{call.due_price} {call.currency}", "transfer": json.dumps(transfer)}

@@ -1,11 +1,12 @@
-"""The audit of refunds in SQL: each is of a charge, at most its price, to its payer, from a wallet that may refund it, and in force while its transfer is on its chain.
+"""The rows of refunds: what a reorganisation of their transfer does to them, and their audit.
 
-The keys prove the rest: a transfer has one row of `payment`, and a call has one refund in force.
+The moves are parts of the transactions that move the payment of a transfer, whose row is locked. The keys of the tables prove what the audit does not read: a
+transfer has one row of `payment`, and a call has one refund in force.
 """
 
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, and_, literal_column, or_, select
+from sqlalchemy import Connection, and_, exists, literal_column, or_, select, text, update
 
 from tollway.ledger.records import PaymentState
 from tollway.storage.ledger.ledger_tables import (
@@ -16,8 +17,30 @@ from tollway.storage.ledger.ledger_tables import (
     payment_table,
 )
 
+_OF_TRANSFER = call_refund_table.c
+
+
+def take_back_refunds(connection: Connection, payment_id: int) -> None:
+    """The transfer has left its chain."""
+    taken = update(call_refund_table).where(_OF_TRANSFER.payment_id == payment_id, text("NOT is_reversed"))
+    connection.execute(taken.values(is_reversed=True))
+
+
+def return_refunds(connection: Connection, payment_id: int) -> None:
+    """The transfer is mined again. A call that has another refund by now keeps that one: the calls are locked, so none gets one meanwhile."""
+    calls = select(_OF_TRANSFER.call_id).where(_OF_TRANSFER.payment_id == payment_id)
+    locked = select(call_table.c.id).where(call_table.c.id.in_(calls)).order_by(call_table.c.id)
+    connection.execute(locked.with_for_update()).all()
+    other = call_refund_table.alias("other")
+    is_refunded = exists().where(other.c.call_id == _OF_TRANSFER.call_id, text("NOT other.is_reversed"))
+    returned = update(call_refund_table).where(
+        _OF_TRANSFER.payment_id == payment_id, text("call_refund.is_reversed"), ~is_refunded
+    )
+    connection.execute(returned.values(is_reversed=False))
+
 
 def find_wrong_refunds(connection: Connection, *, lines_max: int) -> Iterator[str]:
+    """Each refund is of a charge, at most its price, to its payer, from a wallet that may refund it, and in force while its transfer is on its chain."""
     refunds, calls, terms, payments = (
         call_refund_table.c,
         call_table.c,
