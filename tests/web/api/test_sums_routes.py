@@ -66,6 +66,8 @@ async def test_a_row_has_each_state_by_itself_with_its_asset() -> None:
         "charged": {"calls": 1, "units": "10000", "amount": "0.01"},
         "released": {"calls": 1, "units": "20000", "amount": "0.02"},
         "reorged": {"calls": 1, "units": "80000", "amount": "0.08"},
+        "refunded": NOTHING,
+        "net": {"units": "10000", "amount": "0.01"},
     }
     ether = {
         "network": "eip155:1",
@@ -76,6 +78,8 @@ async def test_a_row_has_each_state_by_itself_with_its_asset() -> None:
         "charged": {"calls": 1, "units": "5000000000", "amount": "0.000000005"},
         "released": NOTHING,
         "reorged": NOTHING,
+        "refunded": NOTHING,
+        "net": {"units": "5000000000", "amount": "0.000000005"},
     }
     free = {
         "network": None,
@@ -86,6 +90,8 @@ async def test_a_row_has_each_state_by_itself_with_its_asset() -> None:
         "charged": {"calls": 1, "units": "0", "amount": "0"},
         "released": NOTHING,
         "reorged": NOTHING,
+        "refunded": NOTHING,
+        "net": {"units": "0", "amount": "0"},
     }
     start = {"start": format_time(HOUR), "apiId": "api_1", "apiName": None}
     assert document == {
