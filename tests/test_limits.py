@@ -50,6 +50,7 @@ PROMISED = {
     "rpc_in_flight_max": 64,
     "lookups_per_minute": 30,
     "free_calls_per_minute": 60,
+    "free_wallets_per_day": 3,
     "registrations_per_hour": 100,
     "nonces_per_minute": 60,
     "failed_calls_per_window": 20,

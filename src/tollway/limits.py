@@ -195,6 +195,7 @@ class Limits(FixedLimits):
 
     # Rates. A client address has five times the rate of a wallet, and over all listings five times that of one.
     free_calls_per_minute: int = 60  # per client address and listing
+    free_wallets_per_day: int = 3  # new wallets of a client address that begin their free calls at a listing
     registrations_per_hour: int = 100  # per wallet; only created listings count
     edits_per_hour: int = 600  # of listings, per wallet
     signed_requests_per_minute: int = 300  # to the control plane, per wallet

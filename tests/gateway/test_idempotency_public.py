@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import CALLS, PUBLIC_URL, USDC, InProcessGateway, open_gateway
+from tests.kit.gateway import USDC, InProcessGateway, open_gateway
 from tests.kit.payer import CHAIN, KeyWallet, Payer, has_terms, is_replayed, sign_in_with_x
 from tests.kit.upstream import hang_up, held, plain, raw
 from tests.kit.waits import until
 from tollway.gateway.idempotency import ClientNetworks
-from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.signatures import eip191_digest
-from tollway.identity.siwe import parse_origin
 from tollway.ledger.records import Dialect
 
 PRICE = 10_000
@@ -195,25 +193,7 @@ def signed(
     nonce: str = "n-1",
 ) -> Headers:
     """The headers of ERC-8128 for a call of the listing."""
-    wallet = wallet or gateway.wallet
-    request = SignedRequest(
-        method=method,
-        raw_path=f"{CALLS}api_quotes{path}".encode(),
-        query=b"x=1",
-        headers=(),
-        body=body,
-    )
-    now_s = gateway.now_ms // 1000
-    return signature_headers(
-        request,
-        origin=parse_origin(PUBLIC_URL),
-        address=wallet.address,
-        chain_id=CHAIN,
-        created=now_s,
-        expires=now_s + 60,
-        nonce=nonce,
-        sign=wallet.sign,
-    )
+    return gateway.sign_call(method, f"api_quotes{path}", "x=1", body=body, wallet=wallet, nonce=nonce)
 
 
 async def sign_in(gateway: InProcessGateway) -> Headers:

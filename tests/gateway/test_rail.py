@@ -14,7 +14,7 @@ from tollway.gateway.access import ActiveCall
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.idempotency import ClientNetworks
 from tollway.gateway.problems import may_quote
-from tollway.gateway.rail import FreeRail, PaymentRail, explain_claim, read_proof
+from tollway.gateway.rail import PaymentRail, explain_claim, read_proof
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.routing import RequestSchemas, Route, Router
 from tollway.ids import CallId, ListingId
@@ -276,9 +276,7 @@ async def test_a_free_call_is_written_and_takes_nothing(gateway: InProcessGatewa
     router = Router(wait_s=lambda endpoint: None, allow_private=False, schemas=RequestSchemas())
     route = router.match(entry, request)
     assert isinstance(route, Route)
-    rail = FreeRail(
-        ledger=gateway.ledger, access=gateway.access, limits=gateway.limits, clock=gateway.claim_clock
-    )
+    rail = gateway.make_free_rail()
     assert rail.read(request) is None
     assert await rail.find_key_wallets(request, entry, None, None) == ()
     payment = rail.open(request, route, None, None, ActiveCall(gateway.access, request, listing))

@@ -120,6 +120,7 @@ class FakeCallIo:
         self.signatures = 0
         self.waited_s = 0.0
         self.notices: list[str] = []
+        self.free_ended: list[int | None] = []
 
     def call(self, *, source: dict[str, Any] | None = None, **rules: Any) -> CallResult:
         """Runs the flow of one call."""
@@ -186,6 +187,12 @@ class FakeCallIo:
     async def sign_call(self, transfer: Transfer) -> tuple[tuple[str, str], ...]:
         self.signatures += 1
         return (("X-Payment-Tx", str(transfer.tx_hash)), ("X-Signature", str(self.signatures)))
+
+    async def sign_request(self) -> tuple[tuple[str, str], ...]:
+        return () if self.free_ended else (("Signature-Input", "sig"),)
+
+    async def end_free_calls(self, per_s: int | None) -> None:
+        self.free_ended.append(per_s)
 
     async def sign_transfer(self, _unsigned: UnsignedTransfer) -> SignedTransfer:
         assert OPEN not in self.stored.values(), "a transfer while an authorisation may move money"

@@ -37,16 +37,17 @@ from tollway.gateway.call_observer import CallLog, CallObserver
 from tollway.gateway.call_rates import CallRateLimits
 from tollway.gateway.circuit_breaker import CircuitBreaker
 from tollway.gateway.decisions import DecisionMemory, RequestDecision
+from tollway.gateway.free_calls import FreeRail
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
 from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.proxy import Proxy
-from tollway.gateway.rail import CallPayment, ClockAndEntropy, FreeRail, PaymentRail
+from tollway.gateway.rail import CallPayment, ClockAndEntropy, PaymentRail
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
 from tollway.gateway.transaction_payment import TransactionRail
 from tollway.identity.authenticator import Authenticator
-from tollway.identity.http_signatures import SignedRequest
+from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import (
     ReceiptSigner,
@@ -72,6 +73,7 @@ from tollway.registry.listing import CatalogEntry, Listing
 from tollway.registry.quality import QualityTally
 from tollway.storage.accounts.identity_store import SqlSessions
 from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.ledger.free_call_store import SqlFreeCalls
 from tollway.web.calls.gateway_app import GatewayApp
 from tollway.web.calls.gateway_traces import StartTrace, make_start_trace
 from tollway.web.calls.payment_required import PaymentRequiredRenderer
@@ -364,9 +366,7 @@ class InProcessGateway:
             allow_private=True,
             catalog=self.catalog,
             rails=self._list_rails(),
-            free_rail=FreeRail(
-                ledger=self.ledger, access=self.access, limits=self.limits, clock=self.claim_clock
-            ),
+            free_rail=self.make_free_rail(),
             idempotency=self.idempotency,
             access=self.access,
             decisions=self.decisions,
@@ -375,6 +375,17 @@ class InProcessGateway:
             limits=self.limits,
             find_requirements=self._find_requirements,
             is_verified=is_verified if only_verified else None,
+        )
+
+    def make_free_rail(self) -> FreeRail:
+        return FreeRail(
+            ledger=self.ledger,
+            free_calls=SqlFreeCalls(self.database),
+            idempotency=self.idempotency,
+            access=self.access,
+            prove_wallet=self._prove_wallet,
+            limits=self.limits,
+            clock=self.claim_clock,
         )
 
     def _make_observer(self) -> CallObserver:
@@ -591,6 +602,32 @@ class InProcessGateway:
         **more: Any,
     ) -> Exchange:
         return await self.run(self.open(method, target, headers, chunks, **more))
+
+    def sign_call(
+        self,
+        method: str = "GET",
+        path: str = "api_quotes",
+        query: str = "",
+        *,
+        body: bytes = b"",
+        wallet: KeyWallet | None = None,
+        nonce: str = "n-1",
+    ) -> HeaderPairs:
+        """The headers of ERC-8128 for a call. `path`: from the id of the listing on."""
+        wallet, now_s = wallet or self.wallet, self.now_ms // 1000
+        request = SignedRequest(
+            method=method, raw_path=f"{CALLS}{path}".encode(), query=query.encode(), headers=(), body=body
+        )
+        return signature_headers(
+            request,
+            origin=parse_origin(PUBLIC_URL),
+            address=wallet.address,
+            chain_id=CHAIN,
+            created=now_s,
+            expires=now_s + 60,
+            nonce=nonce,
+            sign=wallet.sign,
+        )
 
     # ---- State.
 

@@ -24,10 +24,11 @@ from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.call_observer import CallObserver
 from tollway.gateway.channel_payment import ChannelRail, join_requirements
 from tollway.gateway.decisions import DecisionMemory
+from tollway.gateway.free_calls import FreeRail
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
 from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.proxy import Proxy
-from tollway.gateway.rail import ClockAndEntropy, FreeRail, PaymentRail, StoreResponse
+from tollway.gateway.rail import ClockAndEntropy, PaymentRail, StoreResponse
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
 from tollway.gateway.transaction_payment import TransactionRail
@@ -331,7 +332,15 @@ class AsgiBuilder:
             allow_private=settings.allow_private_endpoints,
             catalog=parts.catalog,
             rails=rails,
-            free_rail=FreeRail(ledger=parts.ledger, access=access, limits=limits, clock=clock),
+            free_rail=FreeRail(
+                ledger=parts.ledger,
+                free_calls=parts.free_calls,
+                idempotency=idempotency,
+                access=access,
+                prove_wallet=self._authenticate_caller,
+                limits=limits,
+                clock=clock,
+            ),
             idempotency=idempotency,
             access=access,
             decisions=DecisionMemory(limits=limits),

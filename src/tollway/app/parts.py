@@ -53,6 +53,7 @@ from tollway.storage.engine.migrate import SchemaCheck
 from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 from tollway.storage.ledger.channel_totals import ChannelTotalsStore
 from tollway.storage.ledger.finality import FinalityStore
+from tollway.storage.ledger.free_call_store import SqlFreeCalls
 from tollway.storage.ledger.gas_store import GasStore
 from tollway.storage.ledger.history import HistoryStore
 from tollway.storage.ledger.ledger_store import LedgerStore
@@ -242,6 +243,7 @@ class GatewayParts:
         self.operator_ledger = OperatorStore(self.database, now_ms=self.ledger.shared_ms)
         self.sessions = SqlSessions(self.database)
         self.viewers = SqlViewers(self.database)
+        self.free_calls = SqlFreeCalls(self.database)
         self.moderation = ModerationStore(self.database)
         self.audit_log = AuditLogStore(self.database)
         self.fleet_figures = FleetFiguresStore(

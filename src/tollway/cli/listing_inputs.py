@@ -31,6 +31,7 @@ _TYPES: Mapping[Kind, Any] = {
 
 _OPERATION = re.compile(r"([A-Za-z-]+)\s+(\S+)\s*=\s*([0-9.]+)")
 _RATE = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
+_COUNT = re.compile(r"[0-9]{1,9}")
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
@@ -96,6 +97,13 @@ def _read_rate(given: str) -> dict[str, int]:
     return {"calls": int(match[1]), "perSeconds": int(match[2])}
 
 
+def _read_free_calls(given: str) -> dict[str, int]:
+    count, slash, period = given.strip().partition("/")
+    if not _COUNT.fullmatch(count) or bool(slash) != bool(_COUNT.fullmatch(period)):
+        raise ValueError("write free calls as COUNT, such as 10, or as COUNT/SECONDS, such as 10/86400")
+    return {"count": int(count)} | ({"perSeconds": int(period)} if slash else {})
+
+
 def read_document(file: Path) -> dict[str, Any]:
     """The OpenAPI document of a JSON file. The gateway reads YAML at a URL."""
     return _read_object(
@@ -141,5 +149,6 @@ _READ: Mapping[Kind, Callable[[Any], object]] = {
     Kind.OPERATIONS: _read_operations,
     Kind.METERING: _read_metering,
     Kind.RATE_LIMIT: _read_rate,
+    Kind.FREE_CALLS: _read_free_calls,
 }
 """The member of an option's text, where the text is not the member."""

@@ -407,6 +407,12 @@ class CallIo(NodeIo, Protocol):
     async def sign_call(self, transfer: Transfer) -> HeaderPairs:
         """Signs this call for a payment, with a bound signature: a new nonce, validity from the clock."""
 
+    async def sign_request(self) -> HeaderPairs:
+        """Signs this call as a request of the wallet (ERC-8128), for a free call. Empty where the wallet is known to have none left here."""
+
+    async def end_free_calls(self, per_s: int | None) -> None:
+        """Notes that the wallet has no free call left at this listing, in a period of `per_s` seconds."""
+
     async def sign_transfer(self, unsigned: UnsignedTransfer) -> SignedTransfer:
         """Signs a transaction. Nothing is sent."""
 

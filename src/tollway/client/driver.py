@@ -212,6 +212,8 @@ DEADLINE_S = 900.0
 TIMEOUT = httpx.Timeout(10.0, read=330.0)  # a provider may take 300 s until its head
 NODE_TIMEOUT = httpx.Timeout(10.0)
 MAINNET = ChainId(1)
+NO_FREE_CALLS_S = 3_600
+"""A listing whose free calls are used is asked for them again after an hour, or after its period where that is shorter."""
 CHANNEL_TEXT_MIN = 6
 """The beginning of a channel's id that names it: `0x` and four digits."""
 
@@ -288,6 +290,8 @@ class Driver:
         self.left_open: set[bytes] = set()
         # Channels that running calls have locked: the call and the descriptor of its lock.
         self._channel_locks: dict[ChannelId, tuple[CallPlan, int]] = {}
+        # Listings at which the wallet has no free call left, and until when they are not asked again.
+        self._no_free_calls_until_ms: dict[str, int] = {}
         # Keys of requests that were begun before and have no response yet.
         self.repeated_keys: set[str] = set()
         # Held while a payment is stored and reserved, so that no other call sees it stored and not reserved.
@@ -413,22 +417,22 @@ class Driver:
         request.headers["Accept"] = "application/json"
         for name, value in (
             *control_request.headers,
-            *(self._sign_control(request, control_request) if control_request.is_signed else ()),
+            *(self._sign_request(request, control_request.body) if control_request.is_signed else ()),
         ):
             request.headers[name] = value
         request.extensions = {"timeout": self._timeout.as_dict()}
         return request
 
-    def _sign_control(self, request: httpx.Request, control_request: ControlRequest) -> HeaderPairs:
+    def _sign_request(self, request: httpx.Request, body: bytes) -> HeaderPairs:
         if self.wallet is None:
             raise CannotPay("This request must be signed, and there is no wallet. Configure a wallet.")
         raw_path, _, query = request.url.raw_path.partition(b"?")
         signed_request = SignedRequest(
-            method=control_request.method,
+            method=request.method,
             raw_path=raw_path,
             query=query,
             headers=request.headers.raw,
-            body=control_request.body,
+            body=body,
         )
         return self.wallet.sign_request(
             signed_request,
@@ -437,6 +441,17 @@ class Driver:
             now_s=self.now_ms() // 1000,
             nonce=self.entropy(16).hex(),
         )
+
+    # ---- Free calls.
+
+    def sign_free_call(self, plan: CallPlan) -> HeaderPairs:
+        if self.now_ms() < self._no_free_calls_until_ms.get(plan.api_id, 0):
+            return ()
+        return self._sign_request(self.build_call(plan, (), None), plan.body)
+
+    def end_free_calls(self, plan: CallPlan, per_s: int | None) -> None:
+        wait_s = NO_FREE_CALLS_S if per_s is None else min(per_s, NO_FREE_CALLS_S)
+        self._no_free_calls_until_ms[plan.api_id] = self.now_ms() + wait_s * 1000
 
     # ---- Nodes.
 

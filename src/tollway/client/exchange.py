@@ -343,6 +343,14 @@ class Exchange:
         )
 
     @local
+    def sign_request(self) -> HeaderPairs:
+        return self._driver.sign_free_call(self.plan)
+
+    @local
+    def end_free_calls(self, per_s: int | None) -> None:
+        self._driver.end_free_calls(self.plan, per_s)
+
+    @local
     def sign_transfer(self, unsigned: UnsignedTransfer) -> SignedTransfer:
         return self.wallet.sign_transfer(unsigned)
 

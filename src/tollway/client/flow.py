@@ -17,11 +17,12 @@ Rules:
 * a call pays once; after that only a difference, to the same payee in the same asset, and the sum stays within the limit. A second whole
   payment follows only where the wallet's store shows that the first one bought another call of this wallet;
 * a signed call that may have arrived is repeated with the same proof or not at all, and nothing is paid after it;
+* a call that a listing gives for free is asked for before anything is paid: the request is signed, and no money can move;
 * a call has one authorisation, and a second payment only after a 402 (`client/authorization.py`). A gateway that responds with 402 can still
   settle the first: the sum of all that a call signs stays within `max_price`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -387,7 +388,23 @@ async def _fetch_options(io: CallIo, rules: CallRules) -> GatewayResponse:
         fallback = await io.send_call(method="GET")
         if isinstance(fallback, GatewayResponse):
             return fallback
-    return response
+    return await _send_free(io, response) or response
+
+
+async def _send_free(io: CallIo, response: GatewayResponse) -> GatewayResponse | None:
+    """The response to the same call with a proof of the wallet, where the 402 offers free calls. None where it offers none, and
+    where the proof was refused: the call is then paid."""
+    offer = (response.problem or {}).get("freeCalls") if response.is_402 else None
+    headers = await io.sign_request() if isinstance(offer, Mapping) else ()
+    if not isinstance(offer, Mapping) or not headers:
+        return None
+    outcome = await io.send_call(headers)
+    if not isinstance(outcome, GatewayResponse):
+        raise GatewayUnreachable(outcome.detail, is_sent=outcome.is_sent)
+    if outcome.is_402 or outcome.status == 401:
+        period = offer.get("perSeconds")
+        await io.end_free_calls(period if isinstance(period, int) else None)
+    return None if outcome.status == 401 else outcome
 
 
 async def _send_unsigned(io: CallIo, rules: CallRules) -> GatewayResponse:

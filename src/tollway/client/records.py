@@ -174,6 +174,14 @@ class PayerRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FreeCalls:
+    """The first `count` calls of a wallet that proves itself cost nothing; with `per_seconds` in each period of so many seconds."""
+
+    count: int
+    per_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamSecret:
     """The place of the secret that the gateway adds to upstream requests. The gateway never shows its value."""
 
@@ -230,6 +238,7 @@ class ListingDetails:
     openapi_url: str | None = None
     signature: str = "any"
     rate_limit: PayerRate | None = None
+    free_calls: FreeCalls | None = None
     status: str = "active"
     forward_signature: str = "ed25519"
     forward_secret: str | None = field(default=None, repr=False)

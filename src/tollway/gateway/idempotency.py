@@ -384,7 +384,7 @@ class Idempotency:
     ) -> bool:
         """False where `_is_entitled` is false for every body: there is no wallet proof, or the body is too long for one."""
         is_short = (request.body.length or 0) <= self._limits.bound_body_bytes_max
-        has_proof = is_short and _has_wallet_proof(request)
+        has_proof = is_short and has_wallet_proof(request)
         return self._has_second_proof(request, presented, known, key) or has_proof
 
     def _has_second_proof(
@@ -397,7 +397,7 @@ class Idempotency:
 
     async def _is_proved_by(self, payer: Address, request: ProxyRequest, body: ForwardBody) -> bool:
         """Whether the request has a proof of that wallet. An invalid proof counts as none: the authorisation is valid, so there is no 401."""
-        signed = _build_signed_request(request, body)
+        signed = build_signed_request(request, body)
         if signed is None:
             return False
         try:
@@ -600,14 +600,15 @@ def _has_claim_secret(presented: PresentedAuthorization, known: AuthorizedCall, 
     return known.idempotency_key is not None and key == known.idempotency_key
 
 
-def _has_wallet_proof(request: ProxyRequest) -> bool:
+def has_wallet_proof(request: ProxyRequest) -> bool:
+    """Whether the request names a wallet beside its payment: by a signature of the request, or by `SIGN-IN-WITH-X`. Not verified."""
     return any(request.find_header(name) is not None for name in _WALLET_PROOFS)
 
 
-def _build_signed_request(request: ProxyRequest, body: ForwardBody) -> SignedRequest | None:
+def build_signed_request(request: ProxyRequest, body: ForwardBody) -> SignedRequest | None:
     """The request for the check of its wallet proof. None where it has no wallet proof, or its body was too long to keep, so that the
     digest cannot be compared."""
-    if not _has_wallet_proof(request) or not isinstance(body.content, bytes | None) or body.is_discarded:
+    if not has_wallet_proof(request) or not isinstance(body.content, bytes | None) or body.is_discarded:
         return None
     return SignedRequest(
         method=request.method,

@@ -19,8 +19,9 @@ from tollway.gateway.access import AccessControl, ActiveCall
 from tollway.gateway.body import ForwardBody, HeldBody, check_size, hold_body
 from tollway.gateway.call_observer import CallObserver
 from tollway.gateway.decisions import KNOWN_BY, DecisionMemory, RequestDecision, find_key
+from tollway.gateway.free_calls import WALLET
 from tollway.gateway.headers import check_control_headers, is_loop
-from tollway.gateway.idempotency import Idempotency, Repeat
+from tollway.gateway.idempotency import Idempotency, Repeat, has_wallet_proof
 from tollway.gateway.messages import (
     ClientGone,
     Disconnected,
@@ -84,7 +85,7 @@ class CallPipeline:
         is_verified: Callable[[ListingId], Awaitable[bool]] | None = None,
     ) -> None:
         """`host`: the name of this gateway in Via and CDN-Loop. `rails`: the rails of paid calls, in the order in which they read a
-        request. `free_rail`: the rail of calls without a price. `find_requirements`: the payment requirements that a 402 offers.
+        request. `free_rail`: the rail of calls that take no payment. `find_requirements`: the payment requirements that a 402 offers.
         `is_verified`: whether the ownership of a listing is proved; None where the gateway serves unproved listings too."""
         self._host = host
         self._catalog = catalog
@@ -149,7 +150,9 @@ class CallPipeline:
             # 410, 503, 405, 404, or 403 where ownership must be proved.
             route = await self._check_route(matched)
             if rail_proof is None and not route.is_free:
-                return require_payment(self._quote(request, route))
+                if route.listing.free_calls is None or not has_wallet_proof(request):
+                    return require_payment(self._quote(request, route))
+                rail_proof = self._free_rail, WALLET
             decision = RequestDecision(route=route, rail_proof=rail_proof, repeat=repeat)
         try:
             return await self._pay(request, key, decision, started_s)

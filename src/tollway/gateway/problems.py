@@ -23,7 +23,7 @@ from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempot
 from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState
 from tollway.money import Asset, Price
-from tollway.registry.listing import CatalogEntry
+from tollway.registry.listing import CatalogEntry, write_free_calls
 from tollway.registry.metering import offer
 from tollway.registry.moderation import BlockedWallet, describe_block, describe_suspension
 
@@ -224,11 +224,21 @@ def require_payment(quote: Quote) -> ProblemResponse:
     if quote.metering is not None:
         costs = offer(quote).describe(listing.currency)
         kept = " What the call does not use stays as your credit."
+    members: dict[str, object] = {}
+    free, free_calls = "", listing.free_calls
+    if free_calls is not None:
+        period = "" if free_calls.per_s is None else f" in {free_calls.per_s} seconds"
+        free = (
+            f" The first {free_calls.count} calls of a wallet{period} are free: sign the request (ERC-8128), or send "
+            "SIGN-IN-WITH-X."
+        )
+        members["freeCalls"] = write_free_calls(free_calls)
     problem = Problem(
         code=Code.PAYMENT_REQUIRED,
         detail=f"This call costs {costs}. Send the amount to payTo on one of the networks "
-        f"in payment.options, then repeat the call with X-Payment-Tx and X-Signature.{kept}{other}",
+        f"in payment.options, then repeat the call with X-Payment-Tx and X-Signature.{kept}{other}{free}",
         payment_state="none",
+        members=members,
     )
     return ProblemResponse(problem=problem, quote=quote)
 

@@ -552,15 +552,18 @@ class Proxy:
         self, upstream: UpstreamExchange, payment: CallPayment, *, keep_length: bool
     ) -> Headers:
         route, listing = payment.route, payment.route.entry.listing
+        formulas = (
+            payment.formulas or route.operation_prices[0].formulas
+        )  # a free call of a metered price has no formula
         return caller_headers(
             upstream.headers,
             keep_length=keep_length,
             endpoint=route.endpoint,
             target=route.target,
             gateway_path=f"/api/v2/gateway/{listing.id}",
-            is_private=payment.asset is not None,
+            is_private=payment.payer is not None,
             secret=listing.upstream_auth,
-            hidden=list_usage_headers(payment.formulas, is_hidden_only=True) if payment.formulas else _NONE,
+            hidden=list_usage_headers(formulas, is_hidden_only=True) if formulas else _NONE,
         )
 
 

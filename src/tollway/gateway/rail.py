@@ -5,8 +5,8 @@ A rail reads its proof from a request and opens a `CallPayment` for the call. Th
     check -> (read the body) -> identify -> (look up the key) -> verify -> (connect) -> claim -> (send, head) -> capture
       -> (stream) -> finish
 
-`capture` calls `Ledger.close`; the rail of authorisations overrides it with a settlement. A free call uses `FreeRail`, which takes no
-payment and writes a call row too. `build_claim` and `explain_claim` serve every rail.
+`capture` calls `Ledger.close`; the rail of authorisations overrides it with a settlement. A free call uses `FreeRail` (`gateway.free_calls`), which
+takes no payment and writes a call row too. `build_claim` and `explain_claim` serve every rail.
 """
 
 from abc import ABC, abstractmethod
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol, assert_never
 
 from tollway.errors import Problem, Refusal
-from tollway.gateway.access import AccessControl, ActiveCall
-from tollway.gateway.body import EMPTY_BODY, ForwardBody, load_plain
+from tollway.gateway.access import ActiveCall
+from tollway.gateway.body import EMPTY_BODY, ForwardBody
 from tollway.gateway.headers import ForwardedFields
 from tollway.gateway.idempotency import KeyReader, Repeat
 from tollway.gateway.messages import Headers, ProxyRequest, ProxyResponse
@@ -31,7 +31,6 @@ from tollway.gateway.problems import (
     already_used,
     authorization_used,
     check_rails,
-    find_idempotency_key,
     in_debt_to,
     insufficient,
     nonce_used,
@@ -70,11 +69,10 @@ from tollway.ledger.records import (
     Rail,
     RepeatsOpenCall,
 )
-from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.proof import BOUND_REQUIRED, PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
 from tollway.payments.settlement import Undecided
-from tollway.registry.listing import CatalogEntry, ChargeOn, Listing
+from tollway.registry.listing import ChargeOn
 from tollway.registry.metering import Metering, write_formulas
 
 CALL_IDS_MAX = 10
@@ -399,65 +397,3 @@ def require(response: ProxyResponse | Problem) -> ProxyResponse:
     if isinstance(response, Problem):
         raise Refusal(response)
     return response
-
-
-class FreeRail:
-    """The rail of calls without a price: recorded, and rate-limited by client address. It reads no proof and opens no idempotency key."""
-
-    is_settled_here = False
-
-    def __init__(
-        self, *, ledger: Ledger, access: AccessControl, limits: Limits, clock: ClockAndEntropy
-    ) -> None:
-        self.ledger = ledger
-        self.access = access
-        self.clock = clock
-        self._limits = limits
-
-    def read(self, request: ProxyRequest) -> None:
-        return None
-
-    def name_signature(self, proof: object) -> str:
-        return "none"
-
-    def find_key(self, request: ProxyRequest, proof: object) -> str | None:
-        return find_idempotency_key(request)
-
-    async def load_body(self, request: ProxyRequest, proof: object, listing: Listing) -> ForwardBody:
-        return await load_plain(request.body, limits=self._limits)
-
-    async def find_key_wallets(
-        self, request: ProxyRequest, entry: CatalogEntry, proof: object, body: ForwardBody | None
-    ) -> tuple[Address, ...]:
-        return ()
-
-    def open(
-        self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
-    ) -> CallPayment:
-        return FreeCall(self, request, route, repeat, active)
-
-
-class FreeCall(CallPayment):
-    """A call without a price. It writes a call row and takes no payment."""
-
-    __slots__ = ("_rail",)
-
-    def __init__(
-        self, rail: FreeRail, request: ProxyRequest, route: Route, repeat: Repeat | None, active: ActiveCall
-    ) -> None:
-        super().__init__(rail.ledger, request, route, repeat, active, key=find_idempotency_key(request))
-        self._rail = rail
-
-    async def check(self) -> None:
-        problem = await self._rail.access.check_free(self.request, self.route.listing)
-        if problem is not None:
-            raise Refusal(problem)
-
-    async def verify(self) -> None:
-        return None
-
-    async def claim(self) -> None:
-        claim = build_claim(self, self._rail.clock, digest=None)
-        outcome = await self._rail.ledger.claim(claim)
-        assert isinstance(outcome, Claimed)  # it takes nothing from a balance
-        self.call_id, self.claimed = claim.call_id, outcome

@@ -21,6 +21,7 @@ from tollway.registry.header_names import is_header_name, is_reserved_header
 from tollway.registry.listing import (
     ChargeOn,
     ForwardSignature,
+    FreeCalls,
     Listing,
     ListingMembers,
     Operation,
@@ -68,6 +69,7 @@ DESCRIPTION_LENGTH_MAX = 4_000
 TAGS_MAX, TAG_LENGTH_MAX = 5, 32
 TIMEOUT_S_DEFAULT, TIMEOUT_S_MAX = 30, 300
 RATE_CALLS_MAX, RATE_PER_S_MAX = 1_000_000, 86_400
+FREE_CALLS_MAX, FREE_PER_S_MAX = 1_000_000, 31_536_000
 PATH_LENGTH_MAX = 2_048
 METHODS_MAX, METHOD_LENGTH_MAX = 16, 32
 PRICED_OPERATIONS_MAX = 200
@@ -453,6 +455,24 @@ def _read_rate_limit(members: object) -> RateLimit | None:
     return RateLimit(calls=checked.model.calls, per_s=checked.model.per_seconds)
 
 
+class FreeCallsBody(RequestModel):
+    """An absent count is an error of its type."""
+
+    count: Annotated[int, Strict(), AfterValidator(in_range(1, FREE_CALLS_MAX))]
+    per_seconds: Annotated[int, Strict(), AfterValidator(in_range(1, FREE_PER_S_MAX))] | None = None
+
+
+def _read_free_calls(members: object) -> FreeCalls | None:
+    if members is None:
+        return None
+    if not isinstance(members, dict):
+        raise value_error("type", "must be an object")
+    checked = check_members(FreeCallsBody, {"count": None, **members})
+    if checked.model is None:
+        raise value_errors(checked.errors)
+    return FreeCalls(count=checked.model.count, per_s=checked.model.per_seconds)
+
+
 _OPENAPI_VERSION = re.compile(r"3\.[012](\.[0-9]+)?(-[0-9A-Za-z.-]+)?")
 _DOCUMENT_URL = re.compile(
     r"https?://[A-Za-z0-9._~%\[\]:-]+(/[\x21-\x22\x24-\x7e]*)?(\?[\x21-\x22\x24-\x7e]*)?"
@@ -521,6 +541,7 @@ class ListingBody(RequestModel):
     ) = None
     signature: Literal["any", "bound"] = "any"
     rate_limit: Annotated[RateLimit | None, PlainValidator(_read_rate_limit)] = None
+    free_calls: Annotated[FreeCalls | None, PlainValidator(_read_free_calls)] = None
     status: Literal["active", "paused"] = "active"
     forward_signature: ForwardSignature = "ed25519"
     contact: Annotated[str, Strict(), AfterValidator(_check_contact)] | None = None

@@ -81,6 +81,14 @@ class RateLimit:
     per_s: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeCalls:
+    """The first `count` calls of each wallet are free; with `per_s` in each period of so many seconds, which begins with the wallet's first call."""
+
+    count: int
+    per_s: int | None = None
+
+
 ForwardSignature = Literal["ed25519", "hmac-sha256", "none"]
 """The signature of forwarded calls. `hmac-sha256`: with a secret that the provider shares. `none`: the upstream cannot verify that they come from the gateway."""
 
@@ -110,6 +118,7 @@ class Terms:
     until_ms: int | None
     described_digests: tuple[str, ...] = ()
     metering: Metering | None = None
+    free_calls: FreeCalls | None = None
 
     @property
     def is_active(self) -> bool:
@@ -148,6 +157,7 @@ class ListingMembers:
     website: str | None = None  # https, as `terms_url`
     terms_url: str | None = None
     metering: Metering | None = None  # the formula of `price`, which then is the maximum
+    free_calls: FreeCalls | None = None
 
 
 def list_links(listing: ListingMembers) -> dict[str, str]:
@@ -193,6 +203,7 @@ class Listing(ListingMembers):
         return Terms(
             price=self.price,
             metering=self.metering,
+            free_calls=self.free_calls,
             currency=self.currency,
             networks=self.networks,
             pay_to=self.pay_to,
@@ -241,6 +252,14 @@ def _write_rate_limit(limit: RateLimit | None) -> dict[str, Any] | None:
     return None if limit is None else {"calls": limit.calls, "perSeconds": limit.per_s}
 
 
+def write_free_calls(free_calls: FreeCalls | None) -> dict[str, Any] | None:
+    """`perSeconds` only where the calls come back."""
+    if free_calls is None:
+        return None
+    period = {} if free_calls.per_s is None else {"perSeconds": free_calls.per_s}
+    return {"count": free_calls.count, **period}
+
+
 def _write_operation(operation: Operation) -> dict[str, Any]:
     """`metering` only where the price is metered."""
     written = {"method": operation.method, "path": operation.path, "pricePerRequest": operation.price.text}
@@ -266,6 +285,7 @@ _WRITE: Mapping[Kind, Callable[[Any], Any]] = {
     Kind.METERING: _write_formula,
     Kind.OPERATIONS: lambda operations: [_write_operation(one) for one in operations],
     Kind.RATE_LIMIT: _write_rate_limit,
+    Kind.FREE_CALLS: write_free_calls,
     Kind.SECRET: _write_secret,
 }
 

@@ -30,6 +30,7 @@ class Kind(Enum):
     OPERATIONS = auto()
     METERING = auto()
     RATE_LIMIT = auto()
+    FREE_CALLS = auto()
     SECRET = auto()
     DOCUMENT = auto()
 
@@ -129,6 +130,12 @@ FIELDS = (
         Kind.RATE_LIMIT,
         {"rate": "Calls of one payer: 100/60 is 100 calls in 60 seconds."},
     ),
+    _field(
+        "freeCalls",
+        "free_calls",
+        Kind.FREE_CALLS,
+        {"free_calls": "Free calls of each wallet: 10, or 10/86400 for 10 in each 86400 seconds."},
+    ),
     _field("status", "status", Kind.CHOICE),
     _field(
         "forwardSignature",
@@ -183,7 +190,7 @@ BY_PAGE = in_order(
         *("name", "description", "tags", "website", "contact", "terms"),
         *("metering", "operations", "otherPaths", "chargeOn", "payTo", "networks"),
         *("methods", "timeoutSeconds", "forwardHeaders", "upstreamAuth", "forwardSignature"),
-        *("signature", "rateLimit", "status"),
+        *("signature", "rateLimit", "freeCalls", "status"),
         *("openapi",),
     )
 )

@@ -34,7 +34,7 @@ from sqlalchemy.types import TypeEngine
 
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
-from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Terms, UpstreamAuth
+from tollway.registry.listing import ChargeOn, FreeCalls, Listing, Operation, RateLimit, Terms, UpstreamAuth
 from tollway.registry.listing_fields import BY_COLUMN, FIELDS, Kind, ListingField
 from tollway.registry.metering import Metering, read_metering, write_metering
 from tollway.registry.quality import CostShare, Quality, Reputation
@@ -86,6 +86,13 @@ def _list_columns(field: ListingField) -> Iterator[Column[Any]]:
     elif field.kind is Kind.RATE_LIMIT:
         yield Column("rate_calls", Integer)
         yield Column("rate_per_s", Integer)
+    elif field.kind is Kind.FREE_CALLS:
+        yield from _list_free_columns()
+
+
+def _list_free_columns() -> Iterator[Column[Any]]:
+    yield Column("free_count", Integer)
+    yield Column("free_per_s", Integer)
 
 
 listing_table = Table(
@@ -184,6 +191,7 @@ terms_table = Table(
     Column("described", Text, nullable=False),
     Column("status", String(10), nullable=False),
     Column("metering", Text),
+    *_list_free_columns(),
     PrimaryKeyConstraint("listing_seq", "version", name="pk_listing_terms"),
     CheckConstraint("until_ms IS NULL OR until_ms >= since_ms", name="ends_after_it_begins"),
 )
@@ -339,6 +347,7 @@ def listing_values(listing: Listing) -> dict[str, Any]:
         "auth_name": auth.name if auth else None,
         "rate_calls": limit.calls if limit else None,
         "rate_per_s": limit.per_s if limit else None,
+        **_write_free(listing.free_calls),
         "created_ms": listing.created_ms,
         "updated_ms": listing.updated_ms,
         "revision": listing.revision,
@@ -369,6 +378,7 @@ def read_listing(
         openapi=openapi,
         forward_secret=forward_secret,
         rate_limit=limit,
+        free_calls=_read_free(row),
         created_ms=row.created_ms,
         updated_ms=row.updated_ms,
         revision=row.revision,
@@ -395,6 +405,7 @@ def terms_values(terms: Terms) -> dict[str, Any]:
         "described": _write([*terms.described, *((_DIGEST, digest) for digest in terms.described_digests)]),
         "charge_on": terms.charge_on.value,
         "status": terms.status,
+        **_write_free(terms.free_calls),
         "since_ms": terms.since_ms,
         "until_ms": terms.until_ms,
     }
@@ -415,9 +426,20 @@ def read_terms(row: Row[Any]) -> Terms:
         described_digests=tuple(digest for method, digest in described if method == _DIGEST),
         charge_on=ChargeOn(row.charge_on),
         status=row.status,
+        free_calls=_read_free(row),
         since_ms=row.since_ms,
         until_ms=row.until_ms,
     )
+
+
+def _write_free(free_calls: FreeCalls | None) -> dict[str, int | None]:
+    if free_calls is None:
+        return {"free_count": None, "free_per_s": None}
+    return {"free_count": free_calls.count, "free_per_s": free_calls.per_s}
+
+
+def _read_free(row: Any) -> FreeCalls | None:
+    return None if row.free_count is None else FreeCalls(count=row.free_count, per_s=row.free_per_s)
 
 
 def is_shown(listing: Listing) -> bool:

@@ -37,6 +37,7 @@ _PARTS: Mapping[Kind, tuple[str, ...]] = {
     Kind.SECRET: ("upstreamAuth.in", "upstreamAuth.name", "upstreamAuth.value", "upstreamAuth.again"),
     Kind.METERING: (),
     Kind.RATE_LIMIT: ("rateLimit.calls", "rateLimit.perSeconds"),
+    Kind.FREE_CALLS: ("freeCalls.count", "freeCalls.perSeconds"),
     Kind.DOCUMENT: ("openapi", "fetchDocument", "removeDocument"),
 }
 """`upstreamAuth.again`: a secret was typed into the form, and the page that came back does not have it."""
@@ -129,7 +130,7 @@ def make_first_values(*, currency: str) -> dict[str, str]:
 
 def describe_listing(listing: Listing, *, calls: Mapping[str, str] = {}) -> dict[str, str]:
     """The values of the form of a stored listing. It never has the secret, and not the document. `calls`: the operations whose formula it has (`list_calls`)."""
-    auth, limit = listing.upstream_auth, listing.rate_limit
+    auth, limit, free = listing.upstream_auth, listing.rate_limit, listing.free_calls
     values = dict.fromkeys(FORM_FIELDS, "")
     for field in FIELDS:
         if field.kind not in _PARTS:
@@ -142,6 +143,8 @@ def describe_listing(listing: Listing, *, calls: Mapping[str, str] = {}) -> dict
         values |= {"upstreamAuth.in": auth.location, "upstreamAuth.name": auth.name}
     if limit is not None:
         values |= {"rateLimit.calls": str(limit.calls), "rateLimit.perSeconds": str(limit.per_s)}
+    if free is not None:
+        values |= {"freeCalls.count": str(free.count), "freeCalls.perSeconds": str(free.per_s or "")}
     return values
 
 
@@ -161,6 +164,7 @@ def write_members(
         if field.kind not in _PARTS and not field.is_kept
     }
     members["rateLimit"] = _read_rate_limit(values)
+    members["freeCalls"] = _read_free_calls(values)
     if previous is not None:
         del members["status"]
     members |= _read_auth(values, previous)
@@ -267,6 +271,13 @@ def _read_rate_limit(values: FormValues) -> dict[str, Any] | None:
     return {"calls": read_whole(calls), "perSeconds": read_whole(seconds)}
 
 
+def _read_free_calls(values: FormValues) -> dict[str, Any] | None:
+    count, seconds = values["freeCalls.count"], values["freeCalls.perSeconds"]
+    if not count and not seconds:
+        return None
+    return {"count": read_whole(count)} | ({"perSeconds": read_whole(seconds)} if seconds else {})
+
+
 def _read_auth(values: FormValues, previous: Listing | None) -> dict[str, Any]:
     """`upstreamAuth`; absent where the stored one stays as it is."""
     place, name, secret = (values[f"upstreamAuth.{part}"] for part in ("in", "name", "value"))
@@ -342,6 +353,8 @@ def _find_field(pointer: str, values: FormValues, calls: Sequence[str]) -> tuple
         return "upstreamAuth.name", ""
     if head == "rateLimit":
         return "rateLimit.calls", ""
+    if head == "freeCalls":
+        return "freeCalls.count", ""
     if head in FORM_FIELDS:
         return head, f"{clean_line('/'.join(rest), _SHOWN_LENGTH_MAX)} " if rest else ""
     return "", f"{clean_line(pointer, _SHOWN_LENGTH_MAX)} " if head else ""

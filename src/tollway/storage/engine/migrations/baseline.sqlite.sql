@@ -135,6 +135,17 @@ CREATE TABLE creation_key (
 
 CREATE INDEX ix_creation_key_created_ms ON creation_key (created_ms);
 
+CREATE TABLE free_call (
+  listing_id VARCHAR(64) NOT NULL,
+  wallet BLOB NOT NULL,
+  used INTEGER NOT NULL,
+  since_ms BIGINT NOT NULL,
+  address_day BLOB NOT NULL,
+  CONSTRAINT pk_free_call PRIMARY KEY (listing_id, wallet)
+);
+
+CREATE INDEX ix_free_call_address_day ON free_call (address_day);
+
 CREATE TABLE gas_lane (
   sender BLOB NOT NULL,
   chain_id BIGINT NOT NULL,
@@ -192,6 +203,8 @@ CREATE TABLE listing (
   signature VARCHAR(16) NOT NULL,
   rate_calls INTEGER,
   rate_per_s INTEGER,
+  free_count INTEGER,
+  free_per_s INTEGER,
   status VARCHAR(16) NOT NULL,
   forward_signature VARCHAR(16) NOT NULL,
   contact TEXT,
@@ -745,6 +758,8 @@ CREATE TABLE listing_terms (
   described TEXT NOT NULL,
   status VARCHAR(10) NOT NULL,
   metering TEXT,
+  free_count INTEGER,
+  free_per_s INTEGER,
   CONSTRAINT pk_listing_terms PRIMARY KEY (listing_seq, version),
   CONSTRAINT ck_listing_terms_ends_after_it_begins CHECK (until_ms IS NULL OR until_ms >= since_ms),
   CONSTRAINT fk_listing_terms_listing FOREIGN KEY(listing_seq) REFERENCES listing (seq)
