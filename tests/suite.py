@@ -121,6 +121,7 @@ CLASSES: dict[str, Class] = {
     "test_money.py": "quick",
     "test_object_counter.py": "test",
     "test_per_call_record.py": "test",
+    "test_spending_policy.py": "quick",
     "test_stack_guards.py": "quick",
     "test_validation.py": "quick",
 }

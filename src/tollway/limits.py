@@ -42,6 +42,12 @@ class FixedLimits:
     menu_wallets_max: int = 50  # in a menu or a page of a viewer
     permissions_per_hour: int = 20  # that one wallet gives or renews. Per address: five times as many
 
+    # Budgets.
+    pending_budgets_max: int = 100  # policies of one owner that no agent has accepted
+    pending_budget_days: int = 7  # then such a policy is deleted
+    owned_budgets_max: int = 1_000  # in the list of an owner
+    policies_per_hour: int = 60  # that one wallet stores, accepts or revokes. Per address: five times as many
+
     # Upstreams.
     connection_age_s: float = 300.0  # the address of a pooled connection is checked again this often
     dial_failures_max: int = 5  # in a row; then the origin is down until a probe reaches it

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Connection, event, text
 from sqlalchemy.util import await_only
 
+from tests.kit.budgets import OWNER, bind, policy_of
 from tests.kit.databases import open_database
 from tests.kit.ledger_records import (
     NOW_MS,
@@ -45,6 +46,7 @@ from tollway.ledger.claims import (
 )
 from tollway.ledger.ledger import (
     AuthorizationTaken,
+    BudgetExceeded,
     Claim,
     Claimed,
     Close,
@@ -59,7 +61,9 @@ from tollway.ledger.ledger import (
     Unspendable,
 )
 from tollway.ledger.records import CallState, Delivery, KeyTaken, PaymentState, RepeatsOpenCall
+from tollway.spending_policy import write_policy
 from tollway.storage.engine.database import Database
+from tollway.storage.ledger.budget_rows import budget_table
 from tollway.storage.ledger.call_terms import KnownTerms
 from tollway.storage.ledger.debts import BEFORE_ALL_CALLS, find_debts
 from tollway.storage.ledger.gone_payments import end_spending, move_chunk
@@ -147,6 +151,12 @@ async def with_one_nonce_twice(ledger: Any) -> list[Claim]:
     return [claim_on(payment, nonce=NONCE), claim_on(payment, nonce=NONCE)]
 
 
+async def of_a_bound_wallet(ledger: Any) -> list[Claim]:
+    payment = await pay(ledger, 10)
+    await bind(ledger, policy_of(currency="EURC", maxTotal="0"))
+    return [claim_on(payment)]
+
+
 async def by_a_held_authorization(ledger: Any) -> list[Claim]:
     authorization = authorization_of(2)
     await ledger.claim(authorized_claim(authorization))
@@ -181,6 +191,7 @@ CASES = {
     "no open repeat, cut": (of_a_cut_call, [RepeatsOpenCall]),
     "nonce not used": (with_a_used_nonce, [NonceUsed]),
     "nonce not used, in one batch": (with_one_nonce_twice, [Claimed, NonceUsed]),
+    "no owner": (of_a_bound_wallet, [BudgetExceeded]),
     "no authorisation": (by_a_held_authorization, [AuthorizationTaken]),
     "no idempotency key": (under_a_used_key, [KeyTaken]),
     "no first price": (at_a_first_price_too_late, [NotFirst]),
@@ -322,6 +333,17 @@ class RandomBooks:
             )
             insert_payment(connection, new, NOW_MS)
             self.payments += read_payments(connection, new.tx_hash)
+        if rolls.random() < 0.2:
+            policy = write_policy(policy_of(maxTotal="0.00001", agent=OTHER))
+            row = {
+                "owner": OWNER,
+                "agent": OTHER,
+                "network": "",
+                "nonce": 1,
+                "policy": policy,
+                "stored_ms": NOW_MS,
+            }
+            connection.execute(budget_table.insert().values(bound_ms=NOW_MS, **row))
         for _ in range(rolls.randint(0, 6)):
             claims = [self.claim(is_plain_only=False) for _ in range(rolls.randint(1, 3))]
             granted = [
@@ -401,6 +423,7 @@ def find_plain(connection: Connection, claims: Sequence[Claim]) -> set[str]:
             for row in connection.execute(text(f"{repeated} WHERE c.state <> 'released'"))
         ),
     }
+    bound = {bytes(row.agent) for row in connection.execute(text("SELECT agent FROM budget"))}
     plain = set()
     one_by_one = connection.dialect.name == "sqlite"
     if not one_by_one:
@@ -416,6 +439,7 @@ def find_plain(connection: Connection, claims: Sequence[Claim]) -> set[str]:
             case = PlainCase(
                 payment=payment if is_one_payer else None,
                 payer=claim.payer,
+                is_bound=claim.payer in bound,
                 units=sum(one.price_units for one in same),
                 has_plain_proof=any(one.is_plain for one in same),
                 has_bound_proof=any(one.ends_plain for one in same),

@@ -21,6 +21,7 @@ from tollway.ids import CallId, ListingId
 from tollway.ledger.channels import CeilingMismatch, ChannelBusy, ChannelClosed, ChannelFull, ChannelState
 from tollway.ledger.ledger import (
     AuthorizationTaken,
+    BudgetExceeded,
     Claim,
     Claimed,
     ClaimOutcome,
@@ -139,6 +140,9 @@ EARLIER = CallId("call_earlier")
 REUSED = Code.NONCE_REUSED
 RUNNING = Code.IDEMPOTENCY_IN_PROGRESS
 USED = Code.PAYMENT_ALREADY_USED
+EXCEEDED = BudgetExceeded(
+    reason="limit", limit="maxPerDay", left_nano=4_000, currency="USDC", until_ms=1_800_000_000_000
+)
 EXPLAINED: tuple[tuple[ClaimOutcome, Code, str | None, str | None], ...] = (
     (Exhausted(remaining_units=4_000), Code.PAYMENT_INSUFFICIENT, None, "released"),
     (Exhausted(remaining_units=0), USED, None, "charged"),
@@ -160,6 +164,8 @@ EXPLAINED: tuple[tuple[ClaimOutcome, Code, str | None, str | None], ...] = (
     (Unspendable(is_held=False), Code.PAYMENT_PENDING, "reorged", "none"),
     (InDebt(units=10_000), Code.PAYER_IN_DEBT, None, "none"),
     (UnfinalLimit(), Code.PAYMENT_PENDING, "not_final", "released"),
+    (EXCEEDED, Code.BUDGET_EXCEEDED, "limit", "released"),
+    (BudgetExceeded(reason="no_policy_in_force"), Code.BUDGET_EXCEEDED, "no_policy_in_force", "released"),
     (NotFirst(), Code.PAYMENT_VERIFICATION_FAILED, "wrong_token", "none"),
 )
 """Of a claim on a payment: outcome, code, reason, payment state."""
@@ -170,6 +176,7 @@ EXPLAINED_OF_AUTHORIZATIONS: tuple[tuple[ClaimOutcome, Code, str | None, str | N
     (NotCovered(held_units=1), Code.PAYMENT_VERIFICATION_FAILED, "insufficient_balance", "none"),
     (InDebt(units=10_000), Code.PAYER_IN_DEBT, None, "none"),
     (UnfinalLimit(), Code.PAYMENT_PENDING, "not_final", "none"),
+    (BudgetExceeded(reason="other_currency"), Code.BUDGET_EXCEEDED, "other_currency", "none"),
 )
 KEYED = KeyedCall(
     call_id=EARLIER,
@@ -231,6 +238,17 @@ async def test_each_outcome_of_a_claim_on_an_authorisation_has_its_words(
     problem = await explain_claim(outcome, claim, USDC, gateway.ledger)
     assert words(problem) == tuple(expected)
     assert may_quote(problem) == (problem.code in MAY_ASK)
+
+
+async def test_a_refusal_by_a_budget_says_what_is_left_and_until_when(gateway: InProcessGateway) -> None:
+    problem = await explain_claim(EXCEEDED, await claim_twice(gateway), USDC, gateway.ledger)
+    assert problem.members == {
+        "currency": "USDC",
+        "limit": "maxPerDay",
+        "left": "0.000004",
+        "resetsAt": "2027-01-15T08:00:00.000Z",
+    }
+    assert not problem.is_lasting
 
 
 def test_the_tables_have_a_row_for_each_outcome() -> None:

@@ -15,6 +15,7 @@ from tollway.ids import Address
 from tollway.ledger.ledger import Claim
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.engine.database import Database
+from tollway.storage.ledger.budget_store import BudgetStore
 from tollway.storage.ledger.call_terms import TermsReference, terms_of, write_terms
 from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 from tollway.storage.ledger.debts import find_debts
@@ -50,6 +51,7 @@ class SqlLedger(LedgerStore):
             GasStore(database),
             ChannelClaimStore(database, limits=limits),
             RefundStore(database, limits=limits, events=events),
+            BudgetStore(database),
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Self
 
+from tests.model.budgets import MemoryBudgets
 from tests.model.channels import channel_of
 from tests.model.finality import MemoryFinality
 from tests.model.rows import (
@@ -30,6 +31,7 @@ from tests.model.settling import Dropped
 from tollway.audit_log import AuditOrigin
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, TxHash
+from tollway.ledger.budgets import Spending
 from tollway.ledger.channels import ChannelState
 from tollway.ledger.claims import (
     NonceKey,
@@ -85,7 +87,7 @@ def _base_of(call: MemoryCall) -> Usage:
     return Usage(actual_units=cost.units, quantities=write_measured(BASE))
 
 
-class MemoryLedger(MemoryFinality):
+class MemoryLedger(MemoryBudgets, MemoryFinality):
     """Keeps the promises of `Ledger` and `CallHistory`, within one process."""
 
     def __init__(
@@ -151,6 +153,8 @@ class MemoryLedger(MemoryFinality):
         self._answer()
         if claim.call_id in self._rows.calls:
             raise StorageUnavailable
+        spending = Spending(self.bound_budgets(), now_ms=self._now_ms())
+        counted = spending.count_of(claim)
         (decision,), debits = decide_claims(
             [claim],
             payments=[shown_payment(one) for one in self._rows.payments.values()],
@@ -164,6 +168,7 @@ class MemoryLedger(MemoryFinality):
             authorizations=known_authorizations(self._rows),
             channels=self.channels(),
             unclaimed_nano=self._unclaimed_nano(),
+            spending=spending,
         )
         if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
             held_units = decision.outcome.held_units + held_of(self._rows.calls.values(), claim.payment_id)
@@ -184,6 +189,7 @@ class MemoryLedger(MemoryFinality):
             parts=decision.parts,
             moved_ms=self._now_ms(),
             quantities=None if claim.metering is None else "",
+            budget_ms=None if counted is None else counted.at_ms,
         )
         self._note_authorization(claim)
         self._note_voucher(claim)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ledger.budgets import Budget
 from tollway.ledger.channels import Channel, ChannelName
 from tollway.ledger.claims import (
     CreditAccount,
@@ -59,6 +60,8 @@ class MemoryCall:
     """Of a metered call, once its price is known; the quantities are empty before."""
     repeat_nonces: frozenset[NonceKey] = frozenset()
     """Of the bound signatures with which it ran again."""
+    budget_ms: int | None = None
+    """When it counts in the budget of its payer; None where its wallet had no owner."""
 
     @property
     def is_unmeasured(self) -> bool:
@@ -144,6 +147,7 @@ class MemoryRows:
     admitted: set[TxHash] = field(default_factory=set)
     ready_ms: int | None = None
     outages: list[tuple[int, int]] = field(default_factory=list)
+    budgets: dict[tuple[Address, Address], Budget] = field(default_factory=dict)
     restored_ms: int | None = None
 
 

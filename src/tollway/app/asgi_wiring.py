@@ -51,6 +51,7 @@ from tollway.web.api.auth_routes import (
     signin_router,
     to_signed_request,
 )
+from tollway.web.api.budget_routes import budget_router
 from tollway.web.api.catalog_routes import catalog_router
 from tollway.web.api.channel_routes import RefundParts, channel_router
 from tollway.web.api.context import WebContext
@@ -144,6 +145,7 @@ class AsgiBuilder:
                 x402_history_router(context),
                 sums_router(context),
                 viewer_router(context),
+                budget_router(context),
                 bazaar_router(context),
                 discovery_router(context),
                 mcp_router(context),
@@ -271,6 +273,7 @@ class AsgiBuilder:
             book_access=BookAccess(
                 parts.viewers, limits=limits, now_ms=now_ms, rate_limiter=parts.rate_limiter
             ),
+            budgets=parts.budgets,
             book_turns=BookTurns(),
             receipt_signer=self._receipt_signer,
             webhooks=parts.webhook_services.store,

@@ -32,6 +32,7 @@ from tollway.config.settings import Settings
 from tollway.config.values import Listen
 from tollway.errors import SettingsInvalid, StorageUnavailable
 from tollway.ids import TxHash
+from tollway.ledger.sales import DAY_MS
 from tollway.observability.background import TaskName, run_all
 from tollway.observability.recent_metrics import SAMPLE_INTERVAL_S
 from tollway.observability.telemetry import change_log_level, observe_log_events
@@ -345,6 +346,8 @@ class App(GatewayParts):
         await self.fleet_view.record_build()
         await self.sessions.prune(now_ms=self.ledger.shared_ms() - SIGN_IN_NONCE_KEPT_MS)
         await self.viewers.prune(now_ms=self.ledger.shared_ms())
+        kept_ms = self.settings.limits.pending_budget_days * DAY_MS
+        await self.budgets.prune_pending(before_ms=self.ledger.shared_ms() - kept_ms)
         await self.creations.prune()
 
     async def _record_readiness(self) -> None:

@@ -50,6 +50,7 @@ from tollway.storage.catalog.creation_store import CreationStore
 from tollway.storage.engine.database import Database, connect_database
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.migrate import SchemaCheck
+from tollway.storage.ledger.budget_store import BudgetStore
 from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 from tollway.storage.ledger.channel_totals import ChannelTotalsStore
 from tollway.storage.ledger.finality import FinalityStore
@@ -244,6 +245,7 @@ class GatewayParts:
         self.sessions = SqlSessions(self.database)
         self.viewers = SqlViewers(self.database)
         self.free_calls = SqlFreeCalls(self.database)
+        self.budgets = BudgetStore(self.database)
         self.moderation = ModerationStore(self.database)
         self.audit_log = AuditLogStore(self.database)
         self.fleet_figures = FleetFiguresStore(

@@ -6,6 +6,7 @@ This module decides which codes may carry a quote: none that may mean moved mone
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import lru_cache
 
 from tollway.errors import (
@@ -20,9 +21,9 @@ from tollway.errors import (
 from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProblemResponse, ProxyRequest, Quote
 from tollway.identity.siwe import HOST_CHARACTERS_MAX
 from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempotency_key, read_idempotency_key
-from tollway.ledger.ledger import Claim
+from tollway.ledger.ledger import BudgetExceeded, Claim
 from tollway.ledger.records import CallState
-from tollway.money import Asset, Price
+from tollway.money import LEDGER_DECIMALS_MAX, Asset, Price, format_decimal
 from tollway.registry.listing import CatalogEntry, write_free_calls
 from tollway.registry.metering import offer
 from tollway.registry.moderation import BlockedWallet, describe_block, describe_suspension
@@ -297,6 +298,37 @@ def in_debt_to(payee: Address | None, asset: Asset, units: int) -> Problem:
             "payTo": str(payee),
         },
     )
+
+
+def exceed_budget(refused: BudgetExceeded, *, payment_state: str) -> Problem:
+    """The refusal of a wallet by the policy of its owner. It never asks for a payment: another one would be refused too."""
+    members: dict[str, object] = {}
+    if refused.currency is not None:
+        members["currency"] = refused.currency
+    if refused.limit is not None:
+        members |= {
+            "limit": refused.limit,
+            "left": format_decimal(refused.left_nano, decimals=LEDGER_DECIMALS_MAX),
+        }
+    if refused.until_ms is not None:
+        until = datetime.fromtimestamp(refused.until_ms // 1000, UTC)
+        members["resetsAt"] = until.strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    return Problem(
+        code=Code.BUDGET_EXCEEDED,
+        detail=_BUDGET_DETAILS[refused.reason],
+        reason=refused.reason,
+        is_lasting=refused.until_ms is None,
+        payment_state=payment_state,
+        members=members,
+    )
+
+
+_BUDGET_DETAILS = {
+    "no_policy_in_force": "The owner of this wallet has no policy in force here, so the wallet buys nothing. Ask the owner for one; do not pay again.",
+    "other_currency": "The policy of this wallet's owner is in another currency. Pay in `currency`, or ask the owner.",
+    "target_not_allowed": "The policy of this wallet's owner does not allow this API. Choose another one, or ask the owner.",
+    "limit": "The call costs more than `left` of `limit` in the policy of this wallet's owner. Choose a cheaper call, or wait for `resetsAt` where it is given.",
+}
 
 
 def nonce_used(call_id: CallId, state: CallState) -> Problem:

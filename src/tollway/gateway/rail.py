@@ -31,6 +31,7 @@ from tollway.gateway.problems import (
     already_used,
     authorization_used,
     check_rails,
+    exceed_budget,
     in_debt_to,
     insufficient,
     nonce_used,
@@ -42,6 +43,7 @@ from tollway.ids import Address, CallId, TxHash, format_id
 from tollway.ledger.channels import CeilingMismatch, ChannelBusy, ChannelClosed, ChannelFull
 from tollway.ledger.ledger import (
     AuthorizationTaken,
+    BudgetExceeded,
     Claim,
     Claimed,
     ClaimOutcome,
@@ -346,6 +348,7 @@ def build_claim(
         cover=cover,
         client_network=client_network,
         metering=write_formulas(call.formulas) if call.formulas else None,
+        tags=listing.tags,
     )
 
 
@@ -378,6 +381,8 @@ async def explain_claim(outcome: ClaimOutcome, claim: Claim, asset: Asset | None
             return in_debt_to(claim.pay_to, asset, units)
         case UnfinalLimit():
             return UNFINAL_LIMIT if authorization is None else replace(UNFINAL_LIMIT, payment_state="none")
+        case BudgetExceeded():
+            return exceed_budget(outcome, payment_state="released" if claim.payment_id else "none")
         case NotFirst():
             return OTHER_CURRENCY
         case AuthorizationTaken(call_id=call_id, state=state):

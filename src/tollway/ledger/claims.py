@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tollway.ids import METHOD_LENGTH_MAX, Address, CallId, ChainId, TxHash, is_storable
+from tollway.ledger.budgets import Spending
 from tollway.ledger.channels import Channel, ChannelClaim, ChannelName, decide_voucher, reserve_channel
 from tollway.ledger.ledger import (
     AuthorizationTaken,
@@ -207,6 +208,7 @@ def decide_claims(
     authorizations: Iterable[KnownAuthorization] = (),
     channels: Mapping[ChannelName, Channel] = MappingProxyType({}),
     unclaimed_nano: Mapping[Address, int] = MappingProxyType({}),
+    spending: Spending | None = None,
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
     """Decides each claim as if the claims before it were already written.
 
@@ -221,6 +223,7 @@ def decide_claims(
     `authorizations`: the claimed authorisations that are known, and all authorisations of their wallets that run, settle, may run
     again, or were settled after the block of their cover. `channels`: those of the claims, as they are now. Their payments are among `payments`.
     `unclaimed_nano`: what each payer of these channels owes on all channels beyond what is claimed, in 10^-9 of the currency.
+    `spending`: the budgets of the payers that are bound to an owner; None where none is. It counts what is granted.
     """
     batch = _BatchDecision(
         payments,
@@ -234,6 +237,7 @@ def decide_claims(
         PendingAuthorizations(authorizations),
         channels,
         unclaimed_nano,
+        Spending((), now_ms=now_ms) if spending is None else spending,
     )
     decisions = tuple(batch.decide(claim) for claim in claims)
     return decisions, batch.debits()
@@ -369,7 +373,7 @@ class PlainCase:
     `payment`: None where no payment has that id. `payer`: the payer of all these claims. `units`: the sum of their prices.
     `has_plain_proof`, `has_bound_proof`: one of the claims has such a signature. `debt_units`: of the payment's credit account.
     `has_open_repeat`: an earlier call of one of these requests on that payment is `unknown`, or its response was cut and no repeat has
-    delivered it. `is_nonce_used`: another call holds a nonce of these claims."""
+    delivered it. `is_nonce_used`: another call holds a nonce of these claims. `is_bound`: the payer's wallet has an owner, whose policy counts."""
 
     payment: Payment | None
     payer: Address
@@ -379,6 +383,7 @@ class PlainCase:
     debt_units: int = 0
     has_open_repeat: bool = False
     is_nonce_used: bool = False
+    is_bound: bool = False
 
 
 PAYMENT_GUARDS: Mapping[str, Callable[[PlainCase, Payment], bool]] = MappingProxyType(
@@ -392,6 +397,7 @@ PAYMENT_GUARDS: Mapping[str, Callable[[PlainCase, Payment], bool]] = MappingProx
         "no debt": lambda case, payment: case.debt_units == 0,
         "no open repeat": lambda case, payment: not case.has_open_repeat,
         "nonce not used": lambda case, payment: not case.is_nonce_used,
+        "no owner": lambda case, payment: not case.is_bound,
     }
 )
 """Guards of plain claims that read the ledger. Calls in `forwarding` do not count against a claim."""
@@ -489,7 +495,9 @@ class _BatchDecision:
         authorizations: PendingAuthorizations,
         channels: Mapping[ChannelName, Channel],
         unclaimed_nano: Mapping[Address, int],
+        spending: Spending,
     ) -> None:
+        self._spending = spending
         self._authorizations = authorizations
         self._channels = channels
         self._unclaimed_nano = dict(unclaimed_nano)
@@ -525,6 +533,7 @@ class _BatchDecision:
 
     def _record_granted(self, claim: Claim, name: KeyName | None) -> None:
         """Makes a granted claim visible to the claims after it."""
+        self._spending.grant(claim)
         if name is not None:
             self._keys[name] = _keyed_call(claim, self._now_ms)
         if claim.payment_id is not None and self._repeats:
@@ -540,7 +549,7 @@ class _BatchDecision:
         claimed = self._balances.get(claim.payment_id)
         if claimed is None or claimed.payment.payer != claim.payer:
             return _refused(claim, Unspendable(is_held=False))
-        refusal = self._refuse_proof(claim, claimed)
+        refusal = self._refuse_proof(claim, claimed) or self._spending.refuse(claim)
         if refusal is not None:
             return _refused(claim, refusal)
         parts = self._collect_parts(claim, claimed)
@@ -557,6 +566,9 @@ class _BatchDecision:
         )
         if isinstance(refusal, AuthorizationTaken):
             return _refused(claim, refusal)
+        beyond_budget = self._spending.refuse(claim)
+        if beyond_budget is not None:
+            return _refused(claim, beyond_budget)
         account = CreditAccount(
             authorization.chain_id, authorization.asset, authorization.payer, authorization.payee
         )
@@ -589,6 +601,9 @@ class _BatchDecision:
             return _refused(claim, Unspendable(is_held=False))
         if authorization is None and claim.payment_id != channel.payment_id:
             return _refused(claim, Unspendable(is_held=False))
+        beyond_budget = self._spending.refuse(claim)
+        if beyond_budget is not None:
+            return _refused(claim, beyond_budget)
         nano_per_unit = 10 ** (LEDGER_DECIMALS_MAX - claim.decimals)
         owed_nano = self._unclaimed_nano.get(channel.config.payer, 0)
         of_voucher = decide_voucher(

@@ -17,7 +17,7 @@ limited in size and time and encrypted at rest; losing one costs a repeat, never
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tollway.audit_log import AuditOrigin
 from tollway.chain.channel_contract import ChannelConfig
@@ -236,6 +236,7 @@ class Claim:
     `client_network`: a keyed hash of the network of the request.
     `metering`: the formulas of a metered call (`registry.metering.write_formulas`), whose maximum is `price`.
     `channel`: the voucher that pays this call; with the `authorization` of a deposit where the channel has too little, and then that moves more than the price.
+    `tags`: of the listing, for the policy of the payer's owner.
     `is_separate_call`: opens a new call although the same request has an open one, because that call could not be reopened.
     """
 
@@ -269,6 +270,7 @@ class Claim:
     is_separate_call: bool = False
     metering: str | None = None
     channel: ChannelClaim | None = None
+    tags: tuple[str, ...] = ()
 
 
 @per_call_record
@@ -350,9 +352,30 @@ class NotCovered:
     held_units: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetExceeded:
+    """A refused claim: the policy of the owner to whom the payer's wallet is bound does not cover it. Nothing changed.
+
+    `limit`: the member of the policy that is used up, with what is left of it in 10^-9 of `currency`. `until_ms`: when the refusal may end; None where time alone does not
+    end it."""
+
+    reason: Literal["no_policy_in_force", "other_currency", "target_not_allowed", "limit"]
+    limit: str | None = None
+    left_nano: int = 0
+    currency: str | None = None
+    until_ms: int | None = None
+
+
 Refusal = Exhausted | NonceUsed | PlainEnded | Unspendable | InDebt | UnfinalLimit | NotFirst
 ClaimOutcome = (
-    Claimed | Refusal | AuthorizationTaken | NotCovered | ChannelRefusal | KeyTaken | RepeatsOpenCall
+    Claimed
+    | Refusal
+    | BudgetExceeded
+    | AuthorizationTaken
+    | NotCovered
+    | ChannelRefusal
+    | KeyTaken
+    | RepeatsOpenCall
 )
 
 

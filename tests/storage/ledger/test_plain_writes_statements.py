@@ -38,6 +38,7 @@ NO_DEBT = (
     "(SELECT 1 FROM account_debt o WHERE o.payer = p.payer AND o.payee = p.payee AND o.asset = p.asset"
     " AND o.chain_id = p.chain_id AND o.units > 0) IS NULL"
 )
+NO_OWNER = "(SELECT 1 FROM budget b WHERE b.agent = p.payer AND b.bound_ms IS NOT NULL) IS NULL"
 REPEAT_ON_SQLITE = look_up_repeat("?1", "?6", index=" INDEXED BY ix_call_repeatable")
 NONCE_ON_SQLITE = look_up_nonce("?7", "?8", "?9", index=" INDEXED BY uq_call_nonce")
 GUARDS = {
@@ -53,6 +54,7 @@ GUARDS = {
     "no debt": (NO_DEBT, NO_DEBT),
     "no open repeat": ("p.id NOT IN (SELECT payment_id FROM repeating)", f"({REPEAT_ON_SQLITE}) IS NULL"),
     "nonce not used": ("p.id NOT IN (SELECT payment_id FROM replaying)", f"({NONCE_ON_SQLITE}) IS NULL"),
+    "no owner": (NO_OWNER, NO_OWNER),
 }
 """`PAYMENT_GUARDS` in SQL: of a batch on PostgreSQL (`p` the payment, `w` the demand on it), and of one claim on SQLite."""
 CLAIM_POSTGRES, CLAIM_SQLITE = (" AND ".join(each) for each in zip(*GUARDS.values(), strict=True))

@@ -13,6 +13,10 @@ UNRECORDED: dict[str, str] = {
     "internal_error": "answers a fault of the gateway: no request causes it",
     "channel_busy": "channels are off in the recordings: `tests/gateway/test_channel_payment.py` has these refusals",
     **dict.fromkeys(
+        ("budget_exceeded", "budget_not_found"),
+        "no section has an owner of a wallet: `tests/web/api/test_budget_routes.py` has these refusals",
+    ),
+    **dict.fromkeys(
         ("webhook_not_found", "webhook_limit_reached"),
         "no section registers a webhook: `tests/web/api/test_webhook_routes.py` has these refusals",
     ),

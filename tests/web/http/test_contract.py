@@ -208,11 +208,14 @@ def test_the_history_of_x402_clients_differs_in_its_402_alone(path: str) -> None
     assert own == other
 
 
-def test_operation_ids_are_unique_and_every_operation_names_its_security() -> None:
-    found = operations(build(*(sold(number) for number in range(FEATURED_MAX))))
+def test_operation_ids_are_unique_and_every_operation_has_a_security() -> None:
+    """Its own, or that of the document: a proof of a wallet by any of three kinds."""
+    document = build(*(sold(number) for number in range(FEATURED_MAX)))
+    assert [list(kind) for kind in document["security"]] == [["session"], ["signedRequest"], ["signInWithX"]]
+    found = operations(document)
     names = [operation["operationId"] for _, _, operation in found]
     assert len(names) == len(set(names))
-    assert all("security" in operation and operation["summary"] for _, _, operation in found)
+    assert all(operation["summary"] for _, _, operation in found)
 
 
 def test_the_parameters_of_a_path_are_declared() -> None:

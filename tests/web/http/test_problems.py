@@ -33,8 +33,8 @@ STATUSES = {
     401: "authentication_required invalid_signature signature_expired nonce_reused session_expired conflicting_identities",
     402: "payment_required payment_expired payment_method_unsupported payment_settlement_failed "
     "payment_insufficient payment_verification_failed",
-    403: "payer_mismatch payer_in_debt wallet_blocked not_provider not_viewer ownership_unverified",
-    404: "api_not_found call_not_found payment_not_found route_not_found webhook_not_found",
+    403: "payer_mismatch payer_in_debt budget_exceeded wallet_blocked not_provider not_viewer ownership_unverified",
+    404: "api_not_found call_not_found payment_not_found route_not_found webhook_not_found budget_not_found",
     405: "method_not_allowed",
     409: "payment_already_used payment_too_old payment_held payment_pending idempotency_in_progress already_exists "
     "webhook_limit_reached",

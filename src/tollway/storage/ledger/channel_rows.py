@@ -14,10 +14,12 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     func,
     insert,
     literal_column,
     select,
+    text,
     update,
 )
 
@@ -27,6 +29,7 @@ from tollway.ledger.channels import Channel, ChannelFacts, ChannelName, ChannelS
 from tollway.ledger.records import CallState
 from tollway.money import LEDGER_DECIMALS_MAX
 from tollway.storage.engine.statements import Prepared, Within
+from tollway.storage.ledger.budget_rows import BOUND, budget_table
 from tollway.storage.ledger.ledger_tables import call_table, channel_table, payment_table
 
 _CONFIG = ("payer", "payer_authorizer", "receiver", "receiver_authorizer", "token", "withdraw_delay", "salt")
@@ -56,6 +59,17 @@ def find_channels(connection: Connection, names: Collection[ChannelName]) -> dic
     rows = _BY_ID.fetch(connection, channel_ids=sorted({name.channel_id for name in names}))
     found = {channel.name: channel for channel in map(_parse, rows)}
     return {name: found[name] for name in names if name in found}
+
+
+def find_claimed_channels(
+    connection: Connection, names: Collection[ChannelName]
+) -> tuple[dict[ChannelName, Channel], set[Address]]:
+    """The same, and the payers of these channels that are bound to an owner (`budget_rows`)."""
+    rows = _CLAIMED.fetch(connection, channel_ids=sorted({name.channel_id for name in names}))
+    found = {channel.name: (channel, bool(row[-1])) for row in rows for channel in (_parse(row),)}
+    wanted = {name: found[name] for name in names if name in found}
+    bound = {channel.config.payer for channel, is_bound in wanted.values() if is_bound}
+    return {name: channel for name, (channel, _) in wanted.items()}, bound
 
 
 def read_channels(connection: Connection, keys: Collection[int]) -> dict[int, Channel]:
@@ -158,6 +172,12 @@ def _unclaimed_query() -> Select[Any]:
 
 
 _UNCLAIMED = Prepared(_unclaimed_query())
+_IS_BOUND = exists(
+    select(budget_table.c.agent).where(budget_table.c.agent == channel_table.c.payer, text(BOUND))
+)
+_CLAIMED = Prepared(
+    _select_channels().add_columns(_IS_BOUND).where(Within(channel_table.c.channel_id, "channel_ids"))
+)
 _WRITE = Prepared(
     update(channel_table)
     .where(channel_table.c.key == bindparam("at_key"))
@@ -167,7 +187,7 @@ _WRITE = Prepared(
 
 def _parse(row: Sequence[Any]) -> Channel:
     own = dict(zip(_READ, row, strict=False))
-    taken_units, reserved_state = row[len(_READ) :]
+    taken_units, reserved_state = row[len(_READ) : len(_READ) + 2]
     return Channel(
         key=own["key"],
         id=ChannelId(own["channel_id"]),

@@ -21,6 +21,7 @@ from typing import TypeGuard
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
 
 from tollway.ids import Address, CallId
+from tollway.ledger.budgets import Spending
 from tollway.ledger.channels import ChannelName, reserve_channel
 from tollway.ledger.claims import (
     CreditAccount,
@@ -58,9 +59,9 @@ from tollway.ledger.sales import HOUR_MS, floor_to, is_hour_unmarked
 from tollway.observability.metric_table import CommitKind
 from tollway.storage.engine.statements import Prepared
 from tollway.storage.ledger.authorizations import find_known, lock_wallets, write_claimed
+from tollway.storage.ledger.budget_rows import find_debts_and_bound, lock_budgets, write_counters
 from tollway.storage.ledger.call_terms import CallTerms, KnownTerms, TermsReference, terms_of, write_terms
-from tollway.storage.ledger.channel_rows import find_channels, sum_unclaimed, write_channels
-from tollway.storage.ledger.debts import find_debts
+from tollway.storage.ledger.channel_rows import find_claimed_channels, sum_unclaimed, write_channels
 from tollway.storage.ledger.history import find_returnable_units
 from tollway.storage.ledger.idempotency import find_keyed_calls, find_open_calls, lock_keys
 from tollway.storage.ledger.ledger_tables import call_table, call_terms_table, payment_table
@@ -218,6 +219,9 @@ class LedgerBatch:
         self._settlement: BatchSettlement | None = None
         self._outcomes: dict[CallId, Outcome] = {}
         self._channel_keys: Mapping[ChannelName, int] = NO_CHANNELS
+        self._bound_payers: set[Address] = set()
+        # None until the payer of a claim is bound to an owner.
+        self._spending: Spending | None = None
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
         """Writes the entries and returns their outcomes, in order. No call has two entries besides its finish."""
@@ -237,6 +241,11 @@ class LedgerBatch:
         if self._settlement is not None:
             self._settlement.write()
         if moves:
+            agents = self._locked_rows.agents_given_back()
+            if agents and claims:
+                # Both locks of budgets in one order: those of the moves, and those of the claims.
+                payers = {claim.payer for claim in claims if claim.payer is not None}
+                lock_budgets(self._connection, agents | payers)
             self._locked_rows.write()
         finishes = [entry for entry in entries if isinstance(entry, Finish) and entry.usage is None]
         if finishes:
@@ -311,7 +320,9 @@ class LedgerBatch:
         shown = [(claim, claim.channel) for claim in claims if claim.channel is not None]
         if shown:
             # A channel never gets another payment, so its look-up needs no lock.
-            found = find_channels(self._connection, {channel_name(*one) for one in shown})
+            found, self._bound_payers = find_claimed_channels(
+                self._connection, {channel_name(*one) for one in shown}
+            )
             self._channel_keys = {name: one.key for name, one in found.items()}
             others |= {one.payment_id for one in found.values()}
             if self._connection.dialect.name == "sqlite":
@@ -555,10 +566,15 @@ class LedgerBatch:
         known = find_known(self._connection, claims)
         # After `find_known`: an authorisation that is concluded in between counts twice, never zero times.
         unfinal_units = sum_unfinal_of(self._connection, {one.payer for one in self._limited(claims)})
+        nonces = find_nonces(self._connection, claims)
+        debts, bound = find_debts_and_bound(self._connection, _payers_of_credit(claims))
+        bound |= self._bound_payers
+        if bound:
+            self._spending = Spending(lock_budgets(self._connection, bound), now_ms=self._now_ms)
         decisions, debits = decide_claims(
             claims,
             payments=self._locked_rows.payments.values(),
-            nonces=find_nonces(self._connection, claims),
+            nonces=nonces,
             keys=find_keyed_calls(
                 self._connection,
                 claims,
@@ -566,15 +582,18 @@ class LedgerBatch:
                 responded_since_ms=self._responded_since_ms,
             ),
             repeats=find_open_calls(self._connection, claims),
-            debts=find_debts(self._connection, _payers_of_credit(claims)),
+            debts=debts,
             unfinal_max_nano=self._rules.unfinal_max_nano,
             unfinal_units=unfinal_units,
             now_ms=self._now_ms,
             authorizations=known,
             channels={name: self._locked_rows.channels.find(key) for name, key in self._channel_keys.items()},
             unclaimed_nano=sum_unclaimed(self._connection, _payers_of_channels(claims)),
+            spending=self._spending,
         )
         self._locked_rows.write_debits(debits)
+        if self._spending is not None:
+            write_counters(self._connection, self._spending.changed())
         granted = [one for one in decisions if isinstance(one.outcome, Claimed)]
         if granted:
             references = self._find_terms(granted)
@@ -642,6 +661,7 @@ class LedgerBatch:
     def _call_row(self, decision: Decision, terms: TermsReference) -> dict[str, object]:
         claim, outcome = decision.claim, decision.outcome
         assert isinstance(outcome, Claimed)
+        counted = None if self._spending is None else self._spending.count_of(claim)
         return {
             "id": claim.call_id,
             "terms_id": terms.terms_id,
@@ -668,6 +688,8 @@ class LedgerBatch:
             "clock_releases": True,
             "created_ms": claim.created_ms + self._ahead_ms,
             "moved_ms": self._now_ms,
+            "budget_nano": None if counted is None else counted.nano,
+            "budget_ms": None if counted is None else counted.at_ms,
         }
 
 

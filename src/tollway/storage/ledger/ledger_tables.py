@@ -223,6 +223,8 @@ call_table = Table(
     Column("nonce_chain_id", BigInteger),
     Column("idempotency_key", Text),
     Column("error", Text),
+    Column("budget_nano", BigInteger),
+    Column("budget_ms", BigInteger),
     CheckConstraint("taken_units >= 0 AND taken_units <= price_units", name="taken_within_price"),
     CheckConstraint(
         "actual_units IS NULL OR (actual_units >= 0 AND actual_units <= price_units)",

@@ -48,6 +48,7 @@ from tollway.ledger.records import (
 from tollway.ledger.sales import HOUR_MS, SUM_STATES, floor_to, is_hour_unmarked
 from tollway.storage.engine.outage import RowsChanged
 from tollway.storage.engine.statements import Prepared, Rows, Within
+from tollway.storage.ledger.budget_rows import GivenBack, give_back
 from tollway.storage.ledger.ledger_tables import (
     PAYMENT_COLUMNS,
     account_debt_table,
@@ -67,7 +68,8 @@ from tollway.webhooks.events import EventType, NewEvent, call_event_of
 class LockedCall:
     """A locked call: the columns that its moves read. `epoch`: the number of its run, and `owner_id`: the gateway of that run. `cut`: '' for a whole
     response, 'cut' when its upstream broke off, 'repeated' when it was sent again after that. `clock_releases`: the end of the hold releases it.
-    `quantities`: empty for a metered call without a price. `parts`: the units that it holds, by payment. `channel_key`: of the channel whose voucher pays it."""
+    `quantities`: empty for a metered call without a price. `parts`: the units that it holds, by payment. `channel_key`: of the channel whose voucher pays it.
+    `budget_nano`, `budget_ms`: what it counts in the budget of its payer, and when (`budget_rows`)."""
 
     id: CallId
     provider: Address
@@ -89,6 +91,8 @@ class LockedCall:
     quantities: str | None
     parts: Parts
     channel_key: int | None = None
+    budget_nano: int | None = None
+    budget_ms: int | None = None
 
     @property
     def due_units(self) -> int:
@@ -129,6 +133,7 @@ class LockedRows:
         self._moves: dict[frozenset[str], list[dict[str, object]]] = {}
         self._parts: dict[CallId, tuple[LockedCall, Parts]] = {}
         self._owed: dict[CreditAccount, int] = {}
+        self._given_back: list[GivenBack] = []
         self._is_written = False
 
     def lock_payments(self, payment_ids: Iterable[int]) -> None:
@@ -212,6 +217,9 @@ class LockedRows:
         if call.channel_key is not None:
             lacking_units = due_units - sum(holding.parts.values())
             self.channels.move_call(call.channel_key, call.id, holding.state, lacking_units=lacking_units)
+        if call.budget_nano and (usage is not None or holding.state is CallState.RELEASED):
+            left_units = 0 if holding.state is CallState.RELEASED else due_units
+            columns |= self._count_less(call, left_units)
         self.change(call, state=holding.state.value, moved_ms=moved_ms, **columns)
         if not self._log.is_idle and not (call.is_unmeasured and usage is None and after in _CHARGED):
             # Without a price the charge before this run made no event.
@@ -235,6 +243,8 @@ class LockedRows:
         if call.channel_key is not None:
             self.channels.put(self.channels.find(call.channel_key))
         self._mark_hour(call, moved_ms)
+        if call.budget_nano:
+            columns |= self._count_less(call, usage.actual_units)
         self.change(call, **usage_columns(usage), **columns)
         if not self._log.is_idle:
             self._events += self._log.make_events(
@@ -244,6 +254,21 @@ class LockedRows:
                 state=CallState.CONSUMED.value,
                 at_ms=moved_ms,
             )
+
+    def agents_given_back(self) -> set[Address]:
+        """The wallets whose budgets `write` locks and changes."""
+        return {one.agent for one in self._given_back}
+
+    def _count_less(self, call: LockedCall, left_units: int) -> dict[str, object]:
+        """Gives a part of what a call counts in its payer's budget back. `left_units`: what it costs now. Returns the column of the call to write."""
+        assert call.payer is not None
+        assert call.budget_nano is not None
+        assert call.budget_ms is not None
+        left_nano = call.budget_nano // call.price_units * left_units
+        if left_nano < call.budget_nano:
+            nano = call.budget_nano - left_nano
+            self._given_back.append(GivenBack(agent=call.payer, at_ms=call.budget_ms, nano=nano))
+        return {"budget_nano": left_nano}
 
     def _trim(self, call: LockedCall, usage: Usage) -> Parts:
         """The parts that a price leaves. The newest payment that helped gets its units back first, the payment of the proof last."""
@@ -328,7 +353,7 @@ class LockedRows:
         self._moves.setdefault(frozenset(columns), []).append(values)
 
     def write(self) -> None:
-        """Writes all changes, once: balances, ends of plain signatures, units of calls, then moves, debts, the marks of the hours, and events."""
+        """Writes all changes, once: balances, ends of plain signatures, units of calls, then moves, debts, budgets, the marks of the hours, and events."""
         assert not self._is_written, "the changes of a transaction are written once, before its debits"
         self._is_written = True
         if self._taken_before:
@@ -343,6 +368,7 @@ class LockedRows:
             self._channels.write()
         if self._owed:
             self._write_debts()
+        give_back(self._connection, self._given_back)
         if self._marked_hours:
             write_marks(self._connection, self._marked_hours)
         if self._events:
@@ -516,6 +542,8 @@ _CALL_COLUMNS = (
     "provider",
     "payer",
     "channel_id",
+    "budget_nano",
+    "budget_ms",
 )
 _ID, _PAYMENT_ID, _PRICE, _ACTUAL, _TAKEN = (
     _CALL_COLUMNS.index(name) for name in ("id", "payment_id", "price_units", "actual_units", "taken_units")
@@ -608,6 +636,8 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         provider,
         payer,
         channel_key,
+        budget_nano,
+        budget_ms,
     ) = row
     parts = dict(topups) if topups else {}
     if payment_id is not None and taken_units:
@@ -633,6 +663,8 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         quantities=quantities,
         parts=parts,
         channel_key=channel_key,
+        budget_nano=budget_nano,
+        budget_ms=budget_ms,
     )
 
 

@@ -17,6 +17,7 @@ of its beginning. So each guard is one of three things:
 - A unique index: the nonce. The call of that claim is not inserted and its price not taken, and `ledger_batch` decides it.
 - A look-up that is harmless when it is late. *A debt* arises under the lock of another payment, never of the payment in the proof;
   `decide_claims` does not see a debt either that is committed a moment later, and a debt takes no units from earlier payments of its payer.
+  *An owner*: a policy counts from the first claim after the commit of its binding; the claims of a bound wallet lock its budget in `ledger_batch`.
   *An open repeat*: a call is `forwarding` before it is `unknown`, and then the same request is another call; its caller gets the unknown
   outcome after the commit, and a later statement sees it. *A nonce*: the index decides between claims; `nonces` says why no nonce of a
   call that runs again is missed.

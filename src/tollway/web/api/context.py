@@ -15,6 +15,7 @@ from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import ReceiptSigner
 from tollway.identity.viewers import BookAccess
 from tollway.ids import Address, ChainId, TxHash
+from tollway.ledger.budgets import BudgetLedger
 from tollway.ledger.history import CallHistory
 from tollway.ledger.ledger import PaymentLedger
 from tollway.ledger.sales import PeriodBooks
@@ -131,6 +132,7 @@ class WebContext:
     held_calls: HeldCalls
     refunds: Refunds
     book_access: BookAccess
+    budgets: BudgetLedger
     book_turns: BookTurns
     receipt_signer: ReceiptSigner
     webhooks: Webhooks

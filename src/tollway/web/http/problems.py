@@ -112,6 +112,10 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             "A transaction that paid for earlier calls left the chain, so the wallet owes the price of these calls.",
             "Send `debt` to `payTo` on `network`. The gateway deducts the debt from that transfer first.",
         ),
+        Code.BUDGET_EXCEEDED: _problem_page(
+            "The owner of this wallet has signed a policy that does not cover the call. `reason` says why, `left` what remains of `limit` and `resetsAt` until when. Nothing was spent.",
+            "Wait until `resetsAt`, choose a cheaper call, or ask the owner for another policy. Do not pay again.",
+        ),
         Code.WALLET_BLOCKED: _problem_page(
             "The operator of this gateway has blocked this wallet.",
             "Ask the operator, or use another wallet.",
@@ -143,6 +147,10 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
         Code.WEBHOOK_NOT_FOUND: _problem_page(
             "This wallet has no webhook of this id, or the webhook has no such event.",
             "List your webhooks, and the deliveries of one. Delivered events are listed for a week.",
+        ),
+        Code.BUDGET_NOT_FOUND: _problem_page(
+            "There is no policy of that owner for that agent, or this wallet is neither of the two.",
+            "As the owner, sign a policy: PUT /api/v2/budgets/{agent}. As the agent, ask the owner for one.",
         ),
         Code.ROUTE_NOT_FOUND: _problem_page(
             "The path does not exist.",
@@ -372,6 +380,7 @@ PROBLEM_KINDS: Mapping[Code, ProblemKind] = MappingProxyType(
         Code.PAYMENT_VERIFICATION_FAILED: _permanent(402, "Payment verification failed"),
         Code.PAYER_MISMATCH: _permanent(403, "Signed by another wallet than the payer"),
         Code.PAYER_IN_DEBT: _permanent(403, "Payer in debt"),
+        Code.BUDGET_EXCEEDED: _transient(403, "Budget exceeded"),
         Code.WALLET_BLOCKED: _permanent(403, "Wallet blocked"),
         Code.NOT_PROVIDER: _permanent(403, "Not the provider"),
         Code.NOT_VIEWER: _permanent(403, "Not a viewer of that wallet"),
@@ -380,6 +389,7 @@ PROBLEM_KINDS: Mapping[Code, ProblemKind] = MappingProxyType(
         Code.CALL_NOT_FOUND: _permanent(404, "Call not found"),
         Code.PAYMENT_NOT_FOUND: _permanent(404, "Payment not found"),
         Code.WEBHOOK_NOT_FOUND: _permanent(404, "Webhook not found"),
+        Code.BUDGET_NOT_FOUND: _permanent(404, "Budget not found"),
         Code.ROUTE_NOT_FOUND: _permanent(404, "Route not found"),
         Code.METHOD_NOT_ALLOWED: _permanent(405, "Method not allowed"),
         Code.PAYLOAD_TOO_LARGE: _permanent(413, "Payload too large"),

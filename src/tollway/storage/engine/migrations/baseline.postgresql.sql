@@ -67,6 +67,30 @@ CREATE TABLE backup_run (
   CONSTRAINT pk_backup_run PRIMARY KEY (id)
 );
 
+CREATE TABLE budget (
+  owner BYTEA NOT NULL,
+  agent BYTEA NOT NULL,
+  network TEXT NOT NULL,
+  nonce BIGINT NOT NULL,
+  accepted_nonce BIGINT,
+  policy TEXT,
+  signature TEXT,
+  stored_ms BIGINT NOT NULL,
+  bound_ms BIGINT,
+  hour_ms BIGINT DEFAULT '0' NOT NULL,
+  hour_nano BIGINT DEFAULT '0' NOT NULL,
+  day_ms BIGINT DEFAULT '0' NOT NULL,
+  day_nano BIGINT DEFAULT '0' NOT NULL,
+  month_ms BIGINT DEFAULT '0' NOT NULL,
+  month_nano BIGINT DEFAULT '0' NOT NULL,
+  total_nano BIGINT DEFAULT '0' NOT NULL,
+  CONSTRAINT pk_budget PRIMARY KEY (owner, agent)
+);
+
+CREATE UNIQUE INDEX uq_budget_bound ON budget (agent) WHERE bound_ms IS NOT NULL;
+
+CREATE INDEX ix_budget_pending ON budget (agent, stored_ms) WHERE bound_ms IS NULL;
+
 CREATE TABLE call_terms (
   id BIGINT NOT NULL,
   listing_id VARCHAR(64) NOT NULL,
@@ -807,6 +831,8 @@ CREATE TABLE call (
   nonce_chain_id BIGINT,
   idempotency_key TEXT,
   error TEXT,
+  budget_nano BIGINT,
+  budget_ms BIGINT,
   CONSTRAINT pk_call PRIMARY KEY (id),
   CONSTRAINT ck_call_taken_within_price CHECK (taken_units >= 0 AND taken_units <= price_units),
   CONSTRAINT ck_call_actual_within_price CHECK (actual_units IS NULL OR (actual_units >= 0 AND actual_units <= price_units)),

@@ -40,6 +40,7 @@ WITH new_calls AS MATERIALIZED (
         AND o.chain_id = p.chain_id AND o.units > 0) IS NULL
       AND p.id NOT IN (SELECT payment_id FROM repeating)
       AND p.id NOT IN (SELECT payment_id FROM replaying)
+      AND (SELECT 1 FROM budget b WHERE b.agent = p.payer AND b.bound_ms IS NOT NULL) IS NULL
     ORDER BY p.id FOR NO KEY UPDATE OF p),
   opened AS (
     INSERT INTO call (id, terms_id, listing_key, provider, payer, payment_id, price_units, path, digest,

@@ -37,6 +37,7 @@ WITH new_calls AS MATERIALIZED (
         AND o.chain_id = p.chain_id AND o.units > 0) IS NULL
       AND p.id NOT IN (SELECT payment_id FROM repeating)
       AND p.id NOT IN (SELECT payment_id FROM replaying)
+      AND (SELECT 1 FROM budget b WHERE b.agent = p.payer AND b.bound_ms IS NOT NULL) IS NULL
     RETURNING p.id, p.value_units - p.taken_units AS rest_units, p.calls - 1 AS calls, w.first_id),
   opened AS (
     INSERT INTO call (id, terms_id, listing_key, provider, payer, payment_id, price_units, path, digest,

@@ -21,4 +21,5 @@ WHERE p.id = ?1
       AND c.nonce_chain_id = ?9 AND (nonce IS NOT NULL AND state <> 'released') LIMIT 1), (
     SELECT 1 FROM repeat_nonce r JOIN call h ON h.id = r.call_id WHERE r.nonce = ?7
       AND r.tx_hash = ?8 AND r.chain_id = ?9 AND h.state <> 'released' LIMIT 1))) IS NULL
+  AND (SELECT 1 FROM budget b WHERE b.agent = p.payer AND b.bound_ms IS NOT NULL) IS NULL
 RETURNING value_units - taken_units, calls - 1

@@ -1,0 +1,43 @@
+"""Sample policies of owners, and the steps that bind a wallet to one. Every member can be given."""
+
+from typing import Any
+
+from tests.kit.ledger_records import NOW_MS, PAYER
+from tollway.ids import Address
+from tollway.ledger.budgets import Budget
+from tollway.spending_policy import LIMITS, SpendingPolicy
+
+OWNER = Address(b"\xa1" * 20)
+OTHER_OWNER = Address(b"\xa2" * 20)
+GATEWAY = "http://127.0.0.1:8402"
+
+
+def policy_of(**members: Any) -> SpendingPolicy:
+    """A policy of OWNER for PAYER in USDC, with a year to run. Limits stand under their names: `maxPerDay="5"`."""
+    limits = {name: members.pop(name, "") for name in LIMITS}
+    defaults: dict[str, Any] = {
+        "owner": OWNER,
+        "agent": PAYER,
+        "network": "",
+        "gateway": GATEWAY,
+        "currency": "USDC",
+        "limits": limits,
+        "allow": (),
+        "deny": (),
+        "not_before": 0,
+        "not_after": NOW_MS // 1000 + 365 * 86_400,
+        "nonce": 1,
+    }
+    return SpendingPolicy(**{**defaults, **members})
+
+
+async def store(ledger: Any, policy: SpendingPolicy, now_ms: int = NOW_MS, pending_max: int = 100) -> Any:
+    return await ledger.store_policy(policy, "0x", pending_max=pending_max, now_ms=now_ms)
+
+
+async def bind(ledger: Any, policy: SpendingPolicy, now_ms: int = NOW_MS, nonce: int = 1) -> Budget:
+    """Stores the policy, and the agent accepts its owner."""
+    assert isinstance(await store(ledger, policy, now_ms), Budget)
+    bound = await ledger.accept_owner(policy.agent, policy.owner, nonce=nonce, now_ms=now_ms)
+    assert isinstance(bound, Budget)
+    return bound
