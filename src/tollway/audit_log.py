@@ -19,6 +19,7 @@ class AuditAction(StrEnum):
     RESTORE_LISTING = "restore_listing"
     BLOCK_WALLET = "block_wallet"
     UNBLOCK_WALLET = "unblock_wallet"
+    UNBIND_WALLET = "unbind_wallet"
     ADMIT_TRANSACTION = "admit_transaction"
     HOLD_BALANCES = "hold_balances"
     RELEASE_BALANCES = "release_balances"

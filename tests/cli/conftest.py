@@ -42,6 +42,7 @@ class FakeGateway(ThreadingHTTPServer):
         self.price_max: str | None = None
         """The maximum of each call, which is metered: its head does not know the price."""
         self.receipt: dict | None = None
+        self.budgets: dict = {"budgets": []}
         self.calls: list[dict] = []
         self.files: list[tuple] = []
         """The responses to requests of CSV files, in order."""
@@ -79,7 +80,7 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
         self._serve(self.rfile.read(int(self.headers.get("content-length", 0))))
 
     do_PUT = do_POST
-    do_DELETE = do_GET
+    do_DELETE = do_POST
 
     def _serve(self, body):
         gateway = self.server
@@ -111,6 +112,10 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
             return self._answer(*gateway.files.pop(0))
         if self.path.startswith("/api/v2/webhooks"):
             return self._webhooks(body)
+        if self.path.startswith("/api/v2/budgets"):
+            return self._json(
+                200, gateway.budgets if self.command == "GET" else gateway.budgets["budgets"][0]
+            )
         if self.path.startswith("/api/v2/viewers"):
             return self._json(200, {"viewers": [], "wallets": [], **(json.loads(body) if body else {})})
         if self.path.startswith("/api/v2/payments"):

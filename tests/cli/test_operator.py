@@ -31,7 +31,7 @@ from tollway.ids import Address, TxHash
 from tollway.ledger.ledger import AuditReport
 from tollway.storage.engine.database import ProcessLock, connect_database
 
-WALLET = Address(b"w" * 20)
+WALLET, OWNER = Address(b"w" * 20), Address(b"o" * 20)
 TX = TxHash(b"t" * 32)
 LISTING = sample_listing(provider=WALLET)
 BALANCED = AuditReport(payments=3, calls=5, wrong=(), held_calls=(), held_payments=(), closed_periods=24)
@@ -68,6 +68,10 @@ class FakeLedger:
         self.origins.append(origin)
         self.rewritten += starts_ms
         return len(starts_ms)
+
+    async def unbind_wallet(self, wallet: Address, *, origin: AuditOrigin) -> Address | None:
+        self.origins.append(origin)
+        return OWNER if wallet == WALLET else None
 
     async def admit(self, tx_hash: TxHash, *, origin: AuditOrigin) -> None:
         self.origins.append(origin)
@@ -301,10 +305,24 @@ def test_admit_takes_a_hash_in_any_case(office: Office) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("admit", "0x12"), ("wallets", "block", "0x12"), ("wallets", "unblock", "x")]
+    "arguments",
+    [
+        ("admit", "0x12"),
+        ("wallets", "block", "0x12"),
+        ("wallets", "unblock", "x"),
+        ("wallets", "unbind", "x"),
+    ],
 )
 def test_a_malformed_argument_is_wrong_usage(office: Office, arguments: tuple[str, ...]) -> None:
     assert office.run(*arguments).exit_code == operator.USAGE
+
+
+def test_a_wallet_is_unbound_from_its_owner(office: Office) -> None:
+    for wallet, owner in ((WALLET, str(OWNER)), (OWNER, None)):
+        result = office.run("wallets", "unbind", str(wallet), "--reason", "the owner lost the key")
+        expected = {"wallet": str(wallet), "owner": owner, "changed": owner is not None}
+        assert json.loads(result.stdout) == expected
+    assert office.operator_ledger.origins[0].reason == "the owner lost the key"
 
 
 async def test_a_wallet_is_blocked_until_it_is_unblocked(office: Office) -> None:
@@ -379,7 +397,7 @@ def test_a_group_without_its_option_and_command_explains_itself(office: Office, 
 
 
 WRITING = [("migrate",), ("audit", "--release"), ("audit", "--restored"), ("admit", str(TX)), ("wallets", "block", str(WALLET)),
-           ("wallets", "unblock", str(WALLET)), ("listings", "suspend", "api_1")]  # fmt: skip
+           ("wallets", "unblock", str(WALLET)), ("wallets", "unbind", str(WALLET)), ("listings", "suspend", "api_1")]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", WRITING)

@@ -8,6 +8,7 @@ import pytest
 from tests.contracts.test_metered_calls import MAX, charge, metered_claim, usage_of
 from tests.kit.budget_crowd import run_crowd
 from tests.kit.budgets import OTHER_OWNER, OWNER, bind, policy_of, store
+from tests.kit.ledger_channels import buy, deposit_claim, open_channel, reread, voucher_claim
 from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,
@@ -167,6 +168,22 @@ async def test_an_authorization_counts_once_and_comes_back_when_it_is_not_settle
     await ledger.claim(failed := authorized_claim(authorization_of(4), balance_units=10**9))
     await ledger.close(close_of(failed, CallState.RELEASED))
     assert await spent(ledger) == (6, 6, 6, 6)
+
+
+async def test_the_calls_of_a_channel_count_and_its_deposit_does_not(ledger: Any) -> None:
+    await bind(ledger, policy_of(maxPerDay="0.00003"))
+    channel = await open_channel(ledger, balance=1_000)
+    first = deposit_claim(channel, deposit_units=500, price_units=10)
+    assert isinstance(await ledger.claim(first), Claimed)
+    assert await spent(ledger) == (10, 10, 10, 10)
+    await ledger.close(close_of(first, CallState.RELEASED))
+    assert await spent(ledger) == (0, 0, 0, 0)
+    await buy(ledger, channel, 20)
+    refused = await ledger.claim(voucher_claim(await reread(ledger, channel), 11))
+    assert isinstance(refused, BudgetExceeded)
+    assert (await reread(ledger, channel)).announced == 20
+    await buy(ledger, channel, 10)
+    assert await spent(ledger) == (30, 30, 30, 30)
 
 
 async def test_a_repeat_counts_once_and_gets_its_call_beyond_the_limit(ledger: Any) -> None:

@@ -37,6 +37,7 @@ COMMANDS = (
     ("wallets", "--blocked"),
     ("wallets", "block", WALLET),
     ("wallets", "unblock", WALLET),
+    ("wallets", "unbind", WALLET),
     ("admin", "log"),
     ("admin", "link"),
 )

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import insert, select, update
 from structlog.testing import capture_logs
 
+from tests.kit.budgets import bind, policy_of
 from tests.kit.ledger_records import NOW_MS, claim_on, new_payment, operator_origin, tx_hash
 from tests.kit.listings import sample_listing
 from tests.kit.narrowing import existing, of_type
@@ -24,6 +25,7 @@ from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.catalog_tables import listing_table
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
+from tollway.storage.ledger.budget_store import BudgetStore
 from tollway.storage.ledger.ledger_tables import payment_table
 from tollway.storage.ledger.payments import PaymentLedgerStore
 from tollway.storage.operator.operator_writes import (
@@ -46,6 +48,7 @@ class Stores:
         self.database = database
         self.entries = AuditLogStore(database)
         self.moderation = ModerationStore(database)
+        self.budgets = BudgetStore(database)
         self.ledger = OperatorStore(database, now_ms=lambda: NOW_MS)
         self.catalog = self.open_catalog()
 
@@ -91,6 +94,12 @@ CHANGES: dict[str, tuple[Change | None, Change, AuditAction, str]] = {
         block,
         lambda on, why: on.moderation.unblock(ALICE, origin=why),
         AuditAction.UNBLOCK_WALLET,
+        str(ALICE),
+    ),
+    "unbind": (
+        lambda on, why: bind(on.budgets, policy_of(maxTotal="1", agent=ALICE)),
+        lambda on, why: on.ledger.unbind_wallet(ALICE, origin=why),
+        AuditAction.UNBIND_WALLET,
         str(ALICE),
     ),
     "admit": (None, lambda on, why: on.ledger.admit(TX, origin=why), AuditAction.ADMIT_TRANSACTION, str(TX)),

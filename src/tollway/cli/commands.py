@@ -17,7 +17,7 @@ class Role:
 
 CALLERS = Role(
     title="Callers",
-    words=frozenset({"search", "show", "call", "history", "receipt", "wallet", "mcp"}),
+    words=frozenset({"search", "show", "call", "history", "receipt", "wallet", "budget", "mcp"}),
     example='tollway call api_… /quote/ETH --max-price "0.05 USDC"',
 )
 PROVIDERS = Role(
@@ -57,6 +57,7 @@ class GroupRow:
 GROUPS = {
     "wallet": GroupRow(help="The wallet that pays"),
     "listing": GroupRow(help="Your listings"),
+    "budget": GroupRow(help="What the wallet of an agent may spend"),
     "receipt": GroupRow(help="Signed receipts of calls"),
     "webhook": GroupRow(help="Events that are sent to a URL of yours"),
     "gateway": GroupRow(help="A gateway"),
@@ -110,6 +111,10 @@ COMMANDS = {
     "wallet viewers": _row("viewers:list_viewers", "Lists the wallets that may read your books, and the wallets whose books you may read. One of these is listed once you have read its books (--wallet).", "tollway wallet viewers"),
     "wallet spending": _row("sums:spending", "Shows what your wallet spent at the gateway: charged, released, held and reorged, by day or hour.", "tollway wallet spending --by day --since 2026-11-01"),
     "wallet abandon": _row("wallet:abandon", "Gives up a payment that is stuck or refused, so that its payee can be paid again.", "tollway wallet abandon 0x…"),
+    "budget set": _row("budgets:set_budget", "Signs what the wallet of an agent may spend at this gateway, and stores it. The agent accepts you once. The key can still move what the wallet holds: keep little in it.", "tollway budget set 0x… --max-per-day 5 --until 2027-07-01"),
+    "budget show": _row("budgets:show", "Shows what is left of a policy, to its owner and its agent.", "tollway budget show 0x…"),
+    "budget revoke": _row("budgets:revoke", "Revokes your policy: from the next call on the agent buys nothing here. With --unbind it has no owner any more.", "tollway budget revoke 0x…"),
+    "budget accept": _row("budgets:accept", "As the agent: accepts the wallet that signed a policy for yours. Only that owner, or the operator, can undo it.", "tollway budget accept 0x…"),
     "mcp": _row("mcp:serve_mcp", "An MCP server on stdin and stdout, for desktop agents: find, describe, call and pay for APIs.", 'tollway mcp --max-price "0.05 USDC" --budget "1 USDC"'),
     "listing list": _row("own_listings:list_own", "Lists your listings with price, state and the calls of the last 30 days.", "tollway listing list"),
     "listing publish": _row("provider:publish", "Publishes an API.", "tollway listing publish --file listing.toml --dry-run"),
@@ -137,6 +142,7 @@ COMMANDS = {
     "gateway listings suspend": _row("moderation:suspend", "Hides a listing and refuses its calls. Credit for it stays.", "tollway gateway listings suspend api_… --reason 'under review'"),
     "gateway listings restore": _row("moderation:restore", "Ends the suspension of a listing.", "tollway gateway listings restore api_…"),
     "gateway wallets block": _row("moderation:block", "Refuses a wallet, as a caller and as a provider.", "tollway gateway wallets block 0x… --reason spam"),
+    "gateway wallets unbind": _row("moderation:unbind", "Ends that a wallet has an owner, whose policy bounds what it spends. For an owner who lost the key.", "tollway gateway wallets unbind 0x…"),
     "gateway wallets unblock": _row("moderation:unblock", "Ends the block of a wallet.", "tollway gateway wallets unblock 0x…"),
     "gateway admin link": _row("admin:make_link", "Prints a link to the operator's pages. It counts once, within five minutes.", "tollway gateway admin link"),
     "gateway admin log": _row("admin:list_audit_entries", "Lists the operators' audit log, newest first: suspensions, blocks, admissions, releases, key changes, restores.", "tollway gateway admin log --limit 20"),

@@ -81,6 +81,20 @@ async def unblock(operator: Operator, address: WalletArgument, reason: Reason = 
 
 
 @operator_command
+async def unbind(operator: Operator, address: WalletArgument, reason: Reason = "") -> None:
+    unbound, origin = parse_argument(Address.parse, address), make_origin(reason)
+    async with operator.open("write") as gateway:
+        owner = await gateway.operator_ledger.unbind_wallet(unbound, origin=origin)
+    line = f"{unbound} had no owner" if owner is None else f"{unbound} is not bound to {owner} any more"
+    answer = {
+        "wallet": str(unbound),
+        "owner": None if owner is None else str(owner),
+        "changed": owner is not None,
+    }
+    operator.print(answer, [line])
+
+
+@operator_command
 async def list_suspended(
     operator: Operator,
     suspended: Annotated[

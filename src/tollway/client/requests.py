@@ -244,6 +244,30 @@ def decline_wallet(address: str) -> ControlRequest:
     return ControlRequest(method="DELETE", path=f"/viewers/of/{_encode_segment(address)}", is_signed=True)
 
 
+def show_budgets(agent: str | None) -> ControlRequest:
+    """The policies for an agent that its reader may see; None: those that the wallet signed."""
+    path = "/budgets" if agent is None else f"/budgets/{_encode_segment(agent)}"
+    return ControlRequest(method="GET", path=path, is_signed=True)
+
+
+def put_budget(agent: str, policy: Mapping[str, object], signature: str) -> ControlRequest:
+    """Stores the policy of the wallet, which signed it (EIP-712), for an agent."""
+    draft = {"policy": policy, "signature": signature}
+    return _build_json_request("PUT", f"/budgets/{_encode_segment(agent)}", draft, ())
+
+
+def accept_owner(agent: str, owner: str, nonce: int, signature: str) -> ControlRequest:
+    """Accepts the owner, as the agent."""
+    draft = {"owner": owner, "nonce": nonce, "signature": signature}
+    return _build_json_request("PUT", f"/budgets/{_encode_segment(agent)}", draft, ())
+
+
+def delete_budget(agent: str, nonce: int, signature: str, *, is_unbinding: bool = False) -> ControlRequest:
+    """Revokes the policy of the wallet for an agent; with `is_unbinding` the agent has no owner any more."""
+    draft = {"nonce": nonce, "signature": signature, "unbind": is_unbinding}
+    return _build_json_request("DELETE", f"/budgets/{_encode_segment(agent)}", draft, ())
+
+
 def format_moment(name: str, moment: datetime | None) -> str | None:
     """RFC 3339 in UTC with milliseconds. Raises ValueError for a moment without a time zone."""
     if moment is None:

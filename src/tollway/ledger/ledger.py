@@ -751,6 +751,10 @@ class OperatorLedger(Protocol):
         """Admits a transaction although it is too old, or mined before a restore."""
         ...
 
+    async def unbind_wallet(self, wallet: Address, *, origin: AuditOrigin) -> Address | None:
+        """Ends that a wallet has an owner, and its policy. Returns that owner; None where it had none."""
+        ...
+
     async def mark_restored(self, *, origin: AuditOrigin) -> None:
         """Records a restore of an older database: holds every balance in it until `release_held`."""
         ...

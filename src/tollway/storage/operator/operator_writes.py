@@ -31,11 +31,12 @@ from sqlalchemy import (
 
 from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin, RecordedAuditEntry
 from tollway.identity.admin_sessions import AdminSession
-from tollway.ids import TxHash
+from tollway.ids import Address, TxHash
 from tollway.ledger.channels import ChannelState
 from tollway.ledger.ledger import AuditReport
 from tollway.storage.engine.database import Database, metadata, partial_index, write_retried
 from tollway.storage.engine.statements import insert_for
+from tollway.storage.ledger.budget_store import unbind
 from tollway.storage.ledger.closed_periods import mark_wrong
 from tollway.storage.ledger.ledger_audit import audit
 from tollway.storage.ledger.ledger_tables import (
@@ -133,6 +134,18 @@ class OperatorStore:
                 record_audit_entry(connection, entry)
 
         await write_retried(self._database, work)
+
+    async def unbind_wallet(self, wallet: Address, *, origin: AuditOrigin) -> Address | None:
+        entry = AuditEntry(kind=AuditAction.UNBIND_WALLET, target=str(wallet), origin=origin)
+
+        def work(connection: Connection) -> Address | None:
+            bound = unbind(connection, wallet)
+            if bound is None:
+                return None
+            record_audit_entry(connection, entry)
+            return bound.owner
+
+        return await write_retried(self._database, work)
 
     async def mark_restored(self, *, origin: AuditOrigin) -> None:
         """Holds every balance. Gateways detect most restores themselves (`RestoreDetector`)."""
