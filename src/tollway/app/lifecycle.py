@@ -128,7 +128,7 @@ class App(GatewayParts):
         await self._check_channel_keys()
         await self.ledger.open()
         await self.fleet_view.record_build()
-        await self.moderation.refresh()
+        await self._refresh_wallets()
         await self.webhook_services.store.refresh()
         if self.meaning_search is not None:
             self._stack.callback(self.meaning_search.close)
@@ -149,7 +149,7 @@ class App(GatewayParts):
         tasks.start_periodic(TaskName.CHAIN_CHECK, AWAY_INTERVAL_S, self.node_health.check_due)
         tasks.start_periodic(TaskName.SESSION_PRUNING, PRUNE_INTERVAL_S, self._prune)
         tasks.start_periodic(TaskName.SCHEMA_CHECK, SCHEMA_INTERVAL_S, self.schema.watch)
-        tasks.start_periodic(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self.moderation.refresh)
+        tasks.start_periodic(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self._refresh_wallets)
         tasks.start_periodic(TaskName.AUDIT_ENTRY_LOG, AUDIT_LOG_INTERVAL_S, self.audit_log.log_new)
         tasks.start_periodic(TaskName.READINESS_NOTE, READINESS_INTERVAL_S, self._record_readiness)
         delays = self.background[TaskName.LOOP_DELAY]
@@ -341,6 +341,10 @@ class App(GatewayParts):
     async def _recover(self) -> None:
         if recovered := await self.ledger.recover(now_ms=now_ms()):
             _log.info("calls_recovered", count=recovered)
+
+    async def _refresh_wallets(self) -> None:
+        await self.moderation.refresh()
+        await self.budgets.refresh()
 
     async def _prune(self) -> None:
         await self.fleet_view.record_build()

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
@@ -13,8 +13,9 @@ from tollway.gateway.call_rates import CallRateLimits
 from tollway.gateway.failure_budget import FailureBudget, build_failure_keys
 from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyRequest
 from tollway.gateway.phase_timer import PhaseTimer
-from tollway.gateway.problems import PRICE_MAX_HEADER, check_price_max, explain_block
+from tollway.gateway.problems import PRICE_MAX_HEADER, check_price_max, exceed_budget, explain_block
 from tollway.ids import Address
+from tollway.ledger.budgets import Budget, name_targets, refuse_spending
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.lookup_quota import AuthorizationLookup
@@ -27,6 +28,13 @@ _UNRESOLVED = frozenset({Code.CHAIN_UNAVAILABLE, Code.STORAGE_UNAVAILABLE})
 """Not the fault of the caller: its look-up counts for a shorter time."""
 
 
+FindBinding = Callable[[Address], Awaitable[Budget | None]]
+
+
+async def find_no_binding(wallet: Address) -> None:
+    """No wallet has an owner."""
+
+
 class AccessControl:
     """The access checks of all calls. One per process."""
 
@@ -37,9 +45,12 @@ class AccessControl:
         limits: Limits,
         find_block: Callable[[Address], BlockedWallet | None],
         now_ms: Callable[[], int],
+        find_binding: FindBinding = find_no_binding,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: monotonic seconds, for the phases of a call."""
+        """`find_binding`: the budget of a wallet that has an owner. `clock`: monotonic seconds, for the phases of a call."""
+        self.find_binding = find_binding
+        self.now_ms = now_ms
         self.call_limits = call_limits
         self.failures = FailureBudget(limits=limits, rate_limiter=call_limits.rate_limiter, now_ms=now_ms)
         self.limits = limits
@@ -165,6 +176,21 @@ class ActiveCall(PhaseTimer):
         self._budget_keys = keys
         rate = self._listing.rate_limit
         return None if rate is None else await self._charge_rate(rate, payer)
+
+    async def check_budget(self, payer: Address, *, currency: str, cost_nano: int) -> Problem | None:
+        """Checks whether the policy of the wallet's owner covers this cost now, before the chain is read for the payment. Counts nothing: the claim decides."""
+        budget = await self._access.find_binding(payer)
+        if budget is None:
+            return None
+        listing, now_ms = self._listing, self._access.now_ms()
+        refused = refuse_spending(
+            budget.at(now_ms),
+            cost_nano=cost_nano,
+            currency=currency,
+            targets=name_targets(listing.id, listing.provider, listing.tags),
+            now_ms=now_ms,
+        )
+        return None if refused is None else exceed_budget(refused, payment_state="none")
 
     async def check_free_rate(self) -> Problem | None:
         """Checks whether this client address may make one more free call to the listing: a metered call can cost nothing. Counts nothing."""

@@ -45,6 +45,7 @@ from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.routing import Route
 from tollway.gateway.settled_payment import SettledPayment, SettledRail
 from tollway.ids import Address, ChainId, format_network
+from tollway.ledger.budgets import cost_nano_of
 from tollway.ledger.claims import rail_of
 from tollway.ledger.ledger import (
     AuthorizationTaken,
@@ -291,7 +292,10 @@ class AuthorizationPayment(SettledPayment):
         return cover
 
     async def _check_access(self, requirement: PaymentRequirement, authorization: Authorization) -> None:
-        problem = await self.active.check(authorization.payer, requirement.price, requirement.asset)
+        cost_nano = cost_nano_of(requirement.units, decimals=requirement.asset.decimals)
+        problem = await self.active.check_budget(
+            authorization.payer, currency=requirement.asset.symbol, cost_nano=cost_nano
+        ) or await self.active.check(authorization.payer, requirement.price, requirement.asset)
         if problem is not None:
             raise Refusal(problem)
 

@@ -260,12 +260,26 @@ class TransactionPayment(CallPayment):
     async def _look_up(self, body: ForwardBody | None) -> tuple[SpendablePayment, ...] | Problem:
         bound = self._rail.bind(self.request, self.proof, body)
         found = await self._rail.transaction_verifier.find_spendable(
-            self.proof, self.route.entry, bound, on_chain=partial(self.active.begin, "chain")
+            self.proof, self.route.entry, bound, on_chain=partial(self._begin_chain, bound)
         )
         self.active.begin("read_head")
         if isinstance(found, Problem) and self.proof.binding is not None:
             return explain_other_host(found, self.request, origin=bound.gateway)
         return found
+
+    async def _begin_chain(self, bound: BoundRequest) -> None:
+        """Before the first look at a transaction: a wallet whose key signed is refused by its owner's policy without that look. Raises Refusal."""
+        self.active.begin("chain")
+        cheapest = min(self.route.operation_prices, key=lambda one: one.price.nano)
+        chain_ids = (
+            self.route.entry.versions[0].networks if self.proof.chain_id is None else (self.proof.chain_id,)
+        )
+        for wallet in recover_wallets(self.proof, bound, self.route.listing.id, chain_ids):
+            problem = await self.active.check_budget(
+                wallet, currency=cheapest.terms.currency, cost_nano=cheapest.price.nano
+            )
+            if problem is not None:
+                raise Refusal(problem)
 
     def _is_verified_again(self, body: ForwardBody | None) -> bool:
         """Whether the cached result of an earlier call of the same request is valid for this one. The recorded payments must be unchanged.

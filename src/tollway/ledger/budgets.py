@@ -7,12 +7,12 @@ Costs and limits are compared in 10^-9 of the policy's currency: a limit is roun
 calendar month of the claim, and in the total since the wallet was bound. What a call gives back leaves the total, and each window that has not ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-from tollway.ids import Address
+from tollway.ids import Address, ListingId
 from tollway.ledger.ledger import BudgetExceeded, Claim
 from tollway.ledger.sales import DAY_MS, HOUR_MS, floor_to
 from tollway.money import LEDGER_DECIMALS_MAX, UNITS_MAX
@@ -111,20 +111,21 @@ def cost_nano_of(units: int, *, decimals: int) -> int:
     return units * factor
 
 
-def refuse_spending(budget: Budget, claim: Claim, *, now_ms: int) -> BudgetExceeded | None:
-    """The refusal of a claim by the budget to which its payer is bound; None where it may be granted. `budget`: with the windows of `now_ms`.
+def refuse_spending(
+    budget: Budget, *, cost_nano: int, currency: str, targets: frozenset[str], now_ms: int
+) -> BudgetExceeded | None:
+    """The refusal of a call by the budget to which its payer is bound; None where it may be granted. `budget`: with the windows of `now_ms`. `targets`: of the listing
+    (`name_targets`).
 
     Of several limits the longest is named: the shorter ones end before it."""
     policy, state = budget.policy, budget.state_at(now_ms)
     if policy is None or state != "in_force":
         until_ms = policy.not_before * 1000 if policy is not None and state == "not_yet" else None
         return BudgetExceeded(reason="no_policy_in_force", until_ms=until_ms)
-    if claim.currency != policy.currency:
+    if currency != policy.currency:
         return BudgetExceeded(reason="other_currency", currency=policy.currency)
-    targets = _targets_of(claim)
     if not targets.isdisjoint(policy.deny) or (policy.allow and targets.isdisjoint(policy.allow)):
         return BudgetExceeded(reason="target_not_allowed", currency=policy.currency)
-    cost_nano = cost_nano_of(claim.price_units, decimals=claim.decimals)
     for name, left_nano, until_ms in reversed(budget.list_left()):
         if cost_nano > left_nano:
             return BudgetExceeded(
@@ -139,9 +140,9 @@ def refuse_spending(budget: Budget, claim: Claim, *, now_ms: int) -> BudgetExcee
     return None
 
 
-def _targets_of(claim: Claim) -> frozenset[str]:
-    tags = (f"tag:{tag}" for tag in claim.tags)
-    return frozenset({f"api:{claim.listing_id}", f"provider:{claim.provider}", *tags})
+def name_targets(listing_id: ListingId, provider: Address, tags: Iterable[str]) -> frozenset[str]:
+    """What `allow` and `deny` of a policy may call a listing."""
+    return frozenset({f"api:{listing_id}", f"provider:{provider}", *(f"tag:{tag}" for tag in tags)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,15 @@ class Spending:
     def refuse(self, claim: Claim) -> BudgetExceeded | None:
         """The refusal of a claim with a price. A free call is no spending."""
         budget = None if claim.payer is None else self._budgets.get(claim.payer)
-        return None if budget is None else refuse_spending(budget, claim, now_ms=self._now_ms)
+        if budget is None:
+            return None
+        return refuse_spending(
+            budget,
+            cost_nano=cost_nano_of(claim.price_units, decimals=claim.decimals),
+            currency=claim.currency,
+            targets=name_targets(claim.listing_id, claim.provider, claim.tags),
+            now_ms=self._now_ms,
+        )
 
     def grant(self, claim: Claim) -> None:
         """Counts a granted claim."""

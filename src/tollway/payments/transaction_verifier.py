@@ -179,6 +179,10 @@ class SignerCheck:
         return False
 
 
+async def pass_on() -> None:
+    """Does nothing before the chain is read."""
+
+
 def recover_wallets(
     proof: Proof, request: BoundRequest, listing_id: ListingId, chain_ids: Iterable[ChainId]
 ) -> tuple[Address, ...]:
@@ -275,10 +279,10 @@ class TransactionVerifier:
         entry: CatalogEntry,
         request: BoundRequest,
         *,
-        on_chain: Callable[[], None] = lambda: None,
+        on_chain: Callable[[], Awaitable[None]] = pass_on,
     ) -> tuple[SpendablePayment, ...] | Problem:
         """The payments of the transaction that this caller may spend on this listing, or the problem. `on_chain` is called before the chain is read
-        for the first presentation of a transaction."""
+        for the first presentation of a transaction; its Refusal is the problem."""
         remembered = await self._list_counting(self._known.get(proof.tx_hash, ()), proof, entry)
         if found := match_keys(remembered, proof, request, entry.listing.id):
             return found  # the usual case: no contract and no chain is called, so no look-up can be charged
@@ -303,7 +307,7 @@ class TransactionVerifier:
         presented: PresentedProof,
         entry: CatalogEntry,
         remembered: Sequence[SpendablePayment],
-        on_chain: Callable[[], None],
+        on_chain: Callable[[], Awaitable[None]],
     ) -> tuple[SpendablePayment, ...] | Problem:
         proof = presented.proof
         try:
@@ -313,7 +317,7 @@ class TransactionVerifier:
             if found := await self._find_known(recorded.payments, presented, entry):
                 return found
             verification = _Verification(presented=presented, entry=entry, recorded=recorded)
-            on_chain()
+            await on_chain()
             return await self._check_network(await self._look_up(verification), proof, entry)
         except Refusal as refusal:
             return refusal.problem

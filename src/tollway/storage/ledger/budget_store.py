@@ -32,6 +32,17 @@ class BudgetStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._bound: frozenset[Address] = frozenset()
+
+    async def refresh(self) -> None:
+        """Reads which wallets are bound, for `find_known_binding`."""
+        query = select(budget_table.c.agent).where(text(BOUND))
+        read = self._database.read(lambda connection: connection.execute(query).scalars().all())
+        self._bound = frozenset(map(Address, await read))
+
+    async def find_known_binding(self, agent: Address) -> Budget | None:
+        """The same as `find_binding` for a wallet that was bound at the last `refresh`, and None without a read for every other one: a claim decides about those."""
+        return await self.find_binding(agent) if agent in self._bound else None
 
     async def find_budget(self, owner: Address, agent: Address) -> Budget | None:
         return await self._database.read(partial(_find, owner=owner, agent=agent))

@@ -113,8 +113,8 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             "Send `debt` to `payTo` on `network`. The gateway deducts the debt from that transfer first.",
         ),
         Code.BUDGET_EXCEEDED: _problem_page(
-            "The owner of this wallet has signed a policy that does not cover the call. `reason` says why, `left` what remains of `limit` and `resetsAt` until when. Nothing was spent.",
-            "Wait until `resetsAt`, choose a cheaper call, or ask the owner for another policy. Do not pay again.",
+            "The policy of this wallet's owner does not cover the call: `left` remains of `limit` until `resetsAt`. Nothing was spent.",
+            "Wait, choose a cheaper call, or ask the owner. Do not pay again.",
         ),
         Code.WALLET_BLOCKED: _problem_page(
             "The operator of this gateway has blocked this wallet.",
@@ -149,8 +149,8 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             "List your webhooks, and the deliveries of one. Delivered events are listed for a week.",
         ),
         Code.BUDGET_NOT_FOUND: _problem_page(
-            "There is no policy of that owner for that agent, or this wallet is neither of the two.",
-            "As the owner, sign a policy: PUT /api/v2/budgets/{agent}. As the agent, ask the owner for one.",
+            "There is no such policy, or this wallet is neither its owner nor its agent.",
+            "Sign one as the owner: PUT /api/v2/budgets/{agent}.",
         ),
         Code.ROUTE_NOT_FOUND: _problem_page(
             "The path does not exist.",
