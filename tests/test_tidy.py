@@ -116,6 +116,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "config/values.py",
     ),
     "contracts/test_refunds.py": ("storage/ledger/refund_rows.py",),
+    "contracts/test_budgets.py": ("storage/ledger/budget_rows.py", "storage/ledger/budget_store.py"),
     "contracts/test_catalog.py": ("storage/catalog/catalog_tables.py",),
     "contracts/test_catalog_search.py": (
         "storage/catalog/catalog_facets.py",

@@ -31,7 +31,7 @@ from tests.model.settling import Dropped
 from tollway.audit_log import AuditOrigin
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, TxHash
-from tollway.ledger.budgets import Spending
+from tollway.ledger.budgets import BatchSpending
 from tollway.ledger.channels import ChannelState
 from tollway.ledger.claims import (
     NonceKey,
@@ -153,7 +153,7 @@ class MemoryLedger(MemoryBudgets, MemoryFinality):
         self._answer()
         if claim.call_id in self._rows.calls:
             raise StorageUnavailable
-        spending = Spending(self.bound_budgets(), now_ms=self._now_ms())
+        spending = BatchSpending(self.bound_budgets(), now_ms=self._now_ms())
         counted = spending.count_of(claim)
         (decision,), debits = decide_claims(
             [claim],

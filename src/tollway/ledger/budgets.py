@@ -153,7 +153,7 @@ class Counted:
     at_ms: int
 
 
-class Spending:
+class BatchSpending:
     """The budgets of one batch of claims, as they are after the claims before."""
 
     def __init__(self, budgets: Sequence[Budget], *, now_ms: int) -> None:

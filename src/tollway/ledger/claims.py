@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tollway.ids import METHOD_LENGTH_MAX, Address, CallId, ChainId, TxHash, is_storable
-from tollway.ledger.budgets import Spending
+from tollway.ledger.budgets import BatchSpending
 from tollway.ledger.channels import Channel, ChannelClaim, ChannelName, decide_voucher, reserve_channel
 from tollway.ledger.ledger import (
     AuthorizationTaken,
@@ -208,7 +208,7 @@ def decide_claims(
     authorizations: Iterable[KnownAuthorization] = (),
     channels: Mapping[ChannelName, Channel] = MappingProxyType({}),
     unclaimed_nano: Mapping[Address, int] = MappingProxyType({}),
-    spending: Spending | None = None,
+    spending: BatchSpending | None = None,
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
     """Decides each claim as if the claims before it were already written.
 
@@ -237,7 +237,7 @@ def decide_claims(
         PendingAuthorizations(authorizations),
         channels,
         unclaimed_nano,
-        Spending((), now_ms=now_ms) if spending is None else spending,
+        BatchSpending((), now_ms=now_ms) if spending is None else spending,
     )
     decisions = tuple(batch.decide(claim) for claim in claims)
     return decisions, batch.debits()
@@ -495,7 +495,7 @@ class _BatchDecision:
         authorizations: PendingAuthorizations,
         channels: Mapping[ChannelName, Channel],
         unclaimed_nano: Mapping[Address, int],
-        spending: Spending,
+        spending: BatchSpending,
     ) -> None:
         self._spending = spending
         self._authorizations = authorizations

@@ -21,7 +21,7 @@ from typing import TypeGuard
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
 
 from tollway.ids import Address, CallId
-from tollway.ledger.budgets import Spending
+from tollway.ledger.budgets import BatchSpending
 from tollway.ledger.channels import ChannelName, reserve_channel
 from tollway.ledger.claims import (
     CreditAccount,
@@ -221,7 +221,7 @@ class LedgerBatch:
         self._channel_keys: Mapping[ChannelName, int] = NO_CHANNELS
         self._bound_payers: set[Address] = set()
         # None until the payer of a claim is bound to an owner.
-        self._spending: Spending | None = None
+        self._spending: BatchSpending | None = None
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
         """Writes the entries and returns their outcomes, in order. No call has two entries besides its finish."""
@@ -570,7 +570,7 @@ class LedgerBatch:
         debts, bound = find_debts_and_bound(self._connection, _payers_of_credit(claims))
         bound |= self._bound_payers
         if bound:
-            self._spending = Spending(lock_budgets(self._connection, bound), now_ms=self._now_ms)
+            self._spending = BatchSpending(lock_budgets(self._connection, bound), now_ms=self._now_ms)
         decisions, debits = decide_claims(
             claims,
             payments=self._locked_rows.payments.values(),
