@@ -12,6 +12,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from pydantic_core import from_json
+
 from tollway.ids import Address, keccak256
 from tollway.money import LEDGER_DECIMALS_MAX, UNITS_MAX
 
@@ -161,7 +163,7 @@ def write_policy(policy: SpendingPolicy) -> str:
 @lru_cache(maxsize=1024)  # each claim of a bound wallet reads its policy
 def read_policy(text: str) -> SpendingPolicy:
     """Reads the text of `write_policy`."""
-    members = json.loads(text)
+    members = from_json(text)
     return SpendingPolicy(
         owner=Address.parse(members["owner"]),
         agent=Address.parse(members["agent"]),

@@ -135,86 +135,112 @@ class RevocationBody(RequestModel):
 
 
 def budget_router(context: WebContext) -> Router:
-    budgets, limits = context.budgets, context.limits
-    quota = Quota(
-        "policies",
-        "policies of owners",
-        amount=limits.policies_per_hour,
-        per="hour",
-        rate_limiter=context.rate_limiter,
+    handlers = _BudgetHandlers(context)
+    return Router(
+        [
+            Route("/api/v2/budgets", handlers.list_owned, methods=["GET"]),
+            Route("/api/v2/budgets/{agent}", handlers.show_budgets, methods=["GET"]),
+            Route("/api/v2/budgets/{agent}", handlers.put_budget, methods=["PUT"]),
+            Route("/api/v2/budgets/{agent}", handlers.delete_budget, methods=["DELETE"]),
+        ]
     )
 
-    async def authenticate(request: Request) -> Identity:
-        identity = await context.authenticate(request)
+
+class _BudgetHandlers:
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._budgets, self._limits = context.budgets, context.limits
+        self._quota = Quota(
+            "policies",
+            "policies of owners",
+            amount=context.limits.policies_per_hour,
+            per="hour",
+            rate_limiter=context.rate_limiter,
+        )
+
+    async def authenticate(self, request: Request) -> Identity:
+        identity = await self._context.authenticate(request)
         read_query(NoParameters, request.scope["query_string"])
         return identity
 
-    async def put_budget(request: Request) -> JSONResponse:
-        caller, agent = await authenticate(request), _read_agent(request)
+    async def put_budget(self, request: Request) -> JSONResponse:
+        caller, agent = await self.authenticate(request), _read_agent(request)
         members = parse_json_object(await request.body())
         if caller.address == agent:
-            return await accept_owner(request, agent, members)
+            return await self.accept_owner(request, agent, members)
         body = read_members(BudgetBody, members)
         policy = read_policy_body(body.policy)
-        check_policy(policy, context, owner=caller.address, agent=agent)
-        await quota.charge(caller.address, client_address=client_address_of(request))
-        await check_owner(policy_digest(policy), body.signature, policy.owner, policy.network, request)
-        stored = await budgets.store_policy(
+        check_policy(policy, self._context, owner=caller.address, agent=agent)
+        await self._quota.charge(caller.address, client_address=client_address_of(request))
+        await self.check_owner(policy_digest(policy), body.signature, policy.owner, policy.network, request)
+        stored = await self._budgets.store_policy(
             policy,
             "0x" + body.signature.hex(),
-            pending_max=limits.pending_budgets_max,
-            now_ms=context.shared_ms(),
+            pending_max=self._limits.pending_budgets_max,
+            now_ms=self._context.shared_ms(),
         )
-        return answer(stored)
+        return self.answer(stored)
 
-    async def accept_owner(request: Request, agent: Address, members: Mapping[str, Any]) -> JSONResponse:
+    async def accept_owner(
+        self, request: Request, agent: Address, members: Mapping[str, Any]
+    ) -> JSONResponse:
         body = read_members(AcceptanceBody, members)
-        await quota.charge(agent, client_address=client_address_of(request))
-        digest = acceptance_digest(agent=agent, owner=body.owner, gateway=context.origin, nonce=body.nonce)
-        await check_owner(digest, body.signature, agent, "", request)
-        now_ms = context.shared_ms()
-        return answer(await budgets.accept_owner(agent, body.owner, nonce=body.nonce, now_ms=now_ms))
+        await self._quota.charge(agent, client_address=client_address_of(request))
+        digest = acceptance_digest(
+            agent=agent, owner=body.owner, gateway=self._context.origin, nonce=body.nonce
+        )
+        await self.check_owner(digest, body.signature, agent, "", request)
+        now_ms = self._context.shared_ms()
+        return self.answer(
+            await self._budgets.accept_owner(agent, body.owner, nonce=body.nonce, now_ms=now_ms)
+        )
 
-    async def delete_budget(request: Request) -> JSONResponse:
-        caller, agent = await authenticate(request), _read_agent(request)
+    async def delete_budget(self, request: Request) -> JSONResponse:
+        caller, agent = await self.authenticate(request), _read_agent(request)
         body = read_members(RevocationBody, parse_json_object(await request.body()))
-        known = await budgets.find_budget(caller.address, agent)
+        known = await self._budgets.find_budget(caller.address, agent)
         if known is None:
             raise Refusal(NOT_FOUND)
-        await quota.charge(caller.address, client_address=client_address_of(request))
+        await self._quota.charge(caller.address, client_address=client_address_of(request))
         digest = revocation_digest(
-            owner=caller.address, agent=agent, gateway=context.origin, nonce=body.nonce
+            owner=caller.address, agent=agent, gateway=self._context.origin, nonce=body.nonce
         )
-        await check_owner(digest, body.signature, caller.address, known.network, request)
-        revoked = await budgets.revoke_policy(
-            caller.address, agent, nonce=body.nonce, is_unbinding=body.unbind, now_ms=context.shared_ms()
+        await self.check_owner(digest, body.signature, caller.address, known.network, request)
+        revoked = await self._budgets.revoke_policy(
+            caller.address,
+            agent,
+            nonce=body.nonce,
+            is_unbinding=body.unbind,
+            now_ms=self._context.shared_ms(),
         )
-        return answer(revoked)
+        return self.answer(revoked)
 
-    async def show_budgets(request: Request) -> JSONResponse:
+    async def show_budgets(self, request: Request) -> JSONResponse:
         """The one of an owner; the agent sees the one to which it is bound, and the pending ones."""
-        caller, agent = await authenticate(request), _read_agent(request)
+        caller, agent = await self.authenticate(request), _read_agent(request)
         if caller.address == agent:
-            found = await budgets.list_budgets(agent, limit=limits.pending_budgets_max)
+            found = await self._budgets.list_budgets(agent, limit=self._limits.pending_budgets_max)
         else:
-            own = await budgets.find_budget(caller.address, agent)
+            own = await self._budgets.find_budget(caller.address, agent)
             found = () if own is None else (own,)
         if not found:
             raise Refusal(NOT_FOUND)
-        return list_answer(found)
+        return self.list_answer(found)
 
-    async def list_owned(request: Request) -> JSONResponse:
-        caller = await authenticate(request)
-        return list_answer(await budgets.list_owned(caller.address, limit=limits.owned_budgets_max))
+    async def list_owned(self, request: Request) -> JSONResponse:
+        caller = await self.authenticate(request)
+        return self.list_answer(
+            await self._budgets.list_owned(caller.address, limit=self._limits.owned_budgets_max)
+        )
 
     async def check_owner(
-        digest: bytes, signature: bytes, signer: Address, network: str, request: Request
+        self, digest: bytes, signature: bytes, signer: Address, network: str, request: Request
     ) -> None:
         """A contract signs on the chain that its policy names; everything else is signed by a key."""
         if network == "":
             is_signed = recover(digest, signature) == signer
         else:
-            is_signed = await context.sign_in.is_signed_by(
+            is_signed = await self._context.sign_in.is_signed_by(
                 signer,
                 digest,
                 signature,
@@ -222,26 +248,19 @@ def budget_router(context: WebContext) -> Router:
                 client_address=client_address_of(request),
             )
         if not is_signed:
-            detail = f"must be the EIP-712 signature of {signer} for these members at {context.origin}"
+            detail = f"must be the EIP-712 signature of {signer} for these members at {self._context.origin}"
             raise refuse_fields(FieldError(code="wrong_signer", detail=detail, pointer="/signature"))
 
-    def answer(outcome: Budget | NoBudget | NonceTooLow | TooManyPending | BoundToAnother) -> JSONResponse:
+    def answer(
+        self, outcome: Budget | NoBudget | NonceTooLow | TooManyPending | BoundToAnother
+    ) -> JSONResponse:
         if isinstance(outcome, Budget):
-            return JSONResponse(budget_json(outcome, now_ms=context.shared_ms()))
-        raise Refusal(_explain(outcome, pending_max=limits.pending_budgets_max))
+            return JSONResponse(budget_json(outcome, now_ms=self._context.shared_ms()))
+        raise Refusal(_explain(outcome, pending_max=self._limits.pending_budgets_max))
 
-    def list_answer(found: tuple[Budget, ...]) -> JSONResponse:
-        now_ms = context.shared_ms()
+    def list_answer(self, found: tuple[Budget, ...]) -> JSONResponse:
+        now_ms = self._context.shared_ms()
         return JSONResponse({"budgets": [budget_json(one, now_ms=now_ms) for one in found]})
-
-    return Router(
-        [
-            Route("/api/v2/budgets", list_owned, methods=["GET"]),
-            Route("/api/v2/budgets/{agent}", show_budgets, methods=["GET"]),
-            Route("/api/v2/budgets/{agent}", put_budget, methods=["PUT"]),
-            Route("/api/v2/budgets/{agent}", delete_budget, methods=["DELETE"]),
-        ]
-    )
 
 
 def _read_agent(request: Request) -> Address:
