@@ -69,6 +69,7 @@ LONG_FILES: dict[str, str] = {
     "web/calls/gateway_app.py": "the ASGI application of calls: one request, its response and its stream",
     "ledger/claims.py": "what a claim is and whether it is granted, on every rail, in one order",
     "config/settings.py": "the settings, their reader and the rules between them",
+    "storage/ledger/ledger_tables.py": "the tables of the ledger with their indexes, and the readers of the rows of calls",
     "storage/ledger/ledger_batch.py": "one transaction of the ledger: its locks in one order, then every kind of entry",
     "storage/ledger/group_commit.py": "the one writer of the ledger: its queue, its batches, and what becomes of an entry after each failure",
 }

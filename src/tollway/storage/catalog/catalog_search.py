@@ -4,7 +4,7 @@ No page reads a whole table. The smallest facet of a query leads (it is counted 
 listings. For a sort of a large set the index in that order leads, and every facet is tested. `word_search` finds the listings of a search with words.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -21,13 +21,14 @@ from sqlalchemy import (
     tuple_,
 )
 
-from tollway.ids import ChainId
+from tollway.ids import Address, ChainId
 from tollway.registry.catalog import (
     FACET_VALUES_MAX,
     SCORED_IN_TURN,
     TOTAL_EXACT_MAX,
     CatalogFacets,
     ListingQuery,
+    PayeeTerms,
 )
 from tollway.registry.meaning import Proposed
 from tollway.registry.search_tokens import query_words
@@ -45,6 +46,7 @@ from tollway.storage.catalog.catalog_tables import (
     listing_table,
     network_table,
     quality_table,
+    read_networks,
     tag_table,
     total_table,
 )
@@ -232,4 +234,19 @@ def _unscored(hits: Hits, last_scored: tuple[int, int] | None) -> Select[Any]:
             with_score.where(graded.c.listing_seq == seq).limit(1).scalar_subquery().is_(None),
             not_(is_owned_by_another(seq)),
         ),
+    )
+
+
+def find_payee_terms(connection: Connection, *, payees: Collection[Address]) -> frozenset[PayeeTerms]:
+    """The terms of these payees, of all listings that are not retired."""
+    columns = listing_table.c
+    query = (
+        select(columns.pay_to, columns.networks, columns.currency)
+        .where(columns.pay_to.in_(sorted(map(bytes, payees))), columns.retired_ms.is_(None))
+        .distinct()
+    )
+    return frozenset(
+        PayeeTerms(Address(row.pay_to), chain_id, row.currency)
+        for row in connection.execute(query)
+        for chain_id in read_networks(row.networks)
     )

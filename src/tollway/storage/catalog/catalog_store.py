@@ -43,7 +43,7 @@ from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.registry.search_rank import matched_fields, weigh_words
 from tollway.registry.search_tokens import fold
 from tollway.storage.catalog.catalog_facets import is_unverified
-from tollway.storage.catalog.catalog_search import count_facets, find_page
+from tollway.storage.catalog.catalog_search import count_facets, find_page, find_payee_terms
 from tollway.storage.catalog.catalog_tables import (
     document_table,
     find_reputation,
@@ -55,7 +55,6 @@ from tollway.storage.catalog.catalog_tables import (
     read_document,
     read_listing,
     read_listings,
-    read_networks,
     read_terms,
     tag_table,
     terms_table,
@@ -417,21 +416,7 @@ class CatalogStore:
 
     async def find_payee_terms(self, payees: Collection[Address]) -> frozenset[PayeeTerms]:
         """Those of these payees, of all listings that are not retired."""
-        columns = listing_table.c
-        statement = (
-            select(columns.pay_to, columns.networks, columns.currency)
-            .where(columns.pay_to.in_(sorted(map(bytes, payees))), columns.retired_ms.is_(None))
-            .distinct()
-        )
-
-        def work(connection: Connection) -> frozenset[PayeeTerms]:
-            return frozenset(
-                PayeeTerms(Address(row.pay_to), chain_id, row.currency)
-                for row in connection.execute(statement)
-                for chain_id in read_networks(row.networks)
-            )
-
-        return await self._database.read(work)
+        return await self._database.read(partial(find_payee_terms, payees=payees))
 
     async def list_suspended(self) -> tuple[SuspendedListing, ...]:
         columns = listing_table.c
