@@ -123,6 +123,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/catalog/catalog_facets.py",
         "storage/catalog/word_search.py",
     ),
+    "contracts/test_claim_states.py": ("storage/ledger/channel_money.py",),
     "contracts/test_channel_store.py": (
         "storage/ledger/channel_rows.py",
         "storage/ledger/locked_channels.py",
@@ -525,8 +526,9 @@ their ticks, values and the period before, and the operator's overview its trend
 (command, from 153); a call without a path lists the operations with a command to type, and `show` writes such a command for each; a formula comes from a file, and prices say "up to" (command, from 145); a provider
 reads its own suspended listings (route, from 108); the editor finds the document of an address, marks the row of a wrong price and shows a new secret once, and a page
 says which listing has proved an endpoint (route, from 107; page, from 267); prices by use are said as a maximum with their formula, and records have what was used (route, from 108; command, from 149);
-the editor has formulas in rows, for the listing and for operations (page, from 271); a channel has a refund, which the contract of the API does not list (route, from 109);
-a provider refunds calls: by a transfer that a wallet of the browser or the command sends, with its amount shown first (route, from 112; page, from 277; command, from 140)."""
+the editor has formulas in rows, for the listing and for operations (page, from 271); a channel has a refund, which the contract of the API did not list (route, from 109);
+the money of channels stands on tickets, sales and chains (page, from 277), and the demo pays over one (command, from 140); a provider refunds calls: by a transfer that a wallet of the browser
+or the command sends, with its amount shown first (route, from 112; page; command)."""
 
 
 def test_one_more_thing_costs_no_more_than_today() -> None:

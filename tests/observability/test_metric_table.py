@@ -19,7 +19,7 @@ from tollway.storage.operator.operator_reads import OPEN_STATES
 from tollway.web.http.contract import CONTRACT_PATH, Site, load_contract
 
 NETWORKS = 10
-SERIES_MAX, CONTROL_PLANE_SERIES_MAX = 3_000, 2_600
+SERIES_MAX, CONTROL_PLANE_SERIES_MAX = 3_000, 2_700
 
 
 def label_values(series: str, label: str) -> set[str]:
