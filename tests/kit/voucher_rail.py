@@ -41,7 +41,7 @@ from tollway.gateway.rail import (
 from tollway.gateway.routing import Route
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import Claimed, Close, Closed, Fenced, Finish, Ledger
-from tollway.ledger.records import CallState, KeyedCall, KeyTaken
+from tollway.ledger.records import AuthorizationKey, CallState, KeyedCall, KeyTaken
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.pricing import find_lowest_price
@@ -207,6 +207,9 @@ class VoucherRail:
     ) -> "VoucherPayment":
         assert isinstance(proof, Voucher)  # as `read` has parsed it
         return VoucherPayment(self, request, route, proof, repeat, active)
+
+    def find_deposit(self, proof: Voucher) -> AuthorizationKey | None:
+        return None
 
     def find_key(self, request: ProxyRequest, proof: Voucher) -> str | None:
         return find_idempotency_key(request)

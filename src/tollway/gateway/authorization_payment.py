@@ -58,6 +58,7 @@ from tollway.ledger.ledger import (
 from tollway.ledger.records import (
     UNKNOWN_DIGEST,
     Authorization,
+    AuthorizationKey,
     AuthorizedCall,
     CallState,
     Cover,
@@ -172,6 +173,9 @@ class AuthorizationRail(SettledRail):
     ) -> "AuthorizationPayment":
         assert isinstance(proof, PresentedAuthorization)  # as `read` has parsed it
         return AuthorizationPayment(self, request, route, proof, repeat, active)
+
+    def find_deposit(self, proof: PresentedAuthorization) -> AuthorizationKey | None:
+        return None
 
     async def find_key_wallets(
         self,

@@ -65,6 +65,7 @@ from tollway.ledger.ledger import (
 from tollway.ledger.records import (
     UNKNOWN_DIGEST,
     Authorization,
+    AuthorizationKey,
     AuthorizedCall,
     CallState,
     ChannelDeposit,
@@ -255,6 +256,14 @@ class ChannelRail(SettledRail):
     ) -> "ChannelPayment":
         assert isinstance(proof, PresentedChannelPayment)  # as `read` has parsed it
         return ChannelPayment(self, request, route, proof, repeat, active)
+
+    def find_deposit(self, proof: PresentedChannelPayment) -> AuthorizationKey | None:
+        if not isinstance(proof.request, SignedDeposit):
+            return None
+        voucher = proof.voucher
+        nonce = deposit_nonce(voucher.channel_id, proof.request.salt)
+        asset = "0x" + voucher.config.token.hex()
+        return AuthorizationKey(voucher.chain_id, asset, voucher.config.payer, nonce)
 
     async def find_key_wallets(
         self,

@@ -67,6 +67,9 @@ class FreeRail:
     def name_signature(self, proof: object) -> str:
         return "none"
 
+    def find_deposit(self, proof: object) -> None:
+        return None
+
     def find_key(self, request: ProxyRequest, proof: object) -> str | None:
         return find_idempotency_key(request)
 

@@ -50,8 +50,6 @@ from tollway.ledger.records import (
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.authorization_check import to_authorization
-from tollway.payments.channel_wire import PresentedChannelPayment, SignedDeposit
-from tollway.payments.channels import deposit_nonce
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.wire import PresentedAuthorization
 from tollway.rate_limits.limiter import client_bucket
@@ -78,6 +76,10 @@ class KeyReader(Protocol):
 
     def find_key(self, request: ProxyRequest, proof: Any) -> str | None:
         """The idempotency key of the request: from its header, or from the proof."""
+        ...
+
+    def find_deposit(self, proof: Any) -> AuthorizationKey | None:
+        """The deposit that the proof has beside its signature; None without one."""
         ...
 
     async def load_body(self, request: ProxyRequest, proof: Any, listing: Listing) -> ForwardBody:
@@ -189,8 +191,8 @@ class Idempotency:
         known = None
         if isinstance(proof, PresentedAuthorization):
             known = await self.find_known(proof)
-        elif isinstance(proof, PresentedChannelPayment) and isinstance(proof.request, SignedDeposit):
-            repeat = await self._find_deposited(request, entry, reader, proof, proof.request)
+        elif (deposit := reader.find_deposit(proof)) is not None:
+            repeat = await self._find_deposited(request, entry, reader, proof, deposit)
             if repeat is not None:
                 return repeat
         if not isinstance(proof, PresentedAuthorization) or known is None or self._is_too_large(request):
@@ -226,14 +228,10 @@ class Idempotency:
         request: ProxyRequest,
         entry: CatalogEntry,
         reader: KeyReader,
-        proof: PresentedChannelPayment,
-        deposit: SignedDeposit,
+        proof: object,
+        key: AuthorizationKey,
     ) -> Repeat | None:
-        """The stored response of the call whose deposit was undecided. The deposit is public by then; the voucher beside it, which no transaction has shown, proves the payer."""
-        voucher = proof.voucher
-        nonce = deposit_nonce(voucher.channel_id, deposit.salt)
-        asset = "0x" + voucher.config.token.hex()
-        key = AuthorizationKey(voucher.chain_id, asset, voucher.config.payer, nonce)
+        """The stored response of the call whose deposit was undecided. The deposit is public by then, so the proof beside it opens the response (`find_key_wallets`)."""
         known = await self._ledger.find_authorized_call(key)
         if known is None or known.state is not CallState.CONSUMED or not known.has_stored_response:
             return None

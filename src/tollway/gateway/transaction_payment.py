@@ -58,6 +58,7 @@ from tollway.ledger.ledger import (
 )
 from tollway.ledger.records import (
     SAFE_METHODS,
+    AuthorizationKey,
     CallState,
     KeyedCall,
     KeyTaken,
@@ -135,6 +136,9 @@ class TransactionRail:
     ) -> "TransactionPayment":
         assert isinstance(proof, Proof)  # as `read` has parsed it
         return TransactionPayment(self, request, route, proof, repeat, active)
+
+    def find_deposit(self, proof: Proof) -> AuthorizationKey | None:
+        return None
 
     def find_key(self, request: ProxyRequest, proof: Proof) -> str | None:
         return find_idempotency_key(request)
