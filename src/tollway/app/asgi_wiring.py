@@ -335,15 +335,7 @@ class AsgiBuilder:
             allow_private=settings.allow_private_endpoints,
             catalog=parts.catalog,
             rails=rails,
-            free_rail=FreeRail(
-                ledger=parts.ledger,
-                free_calls=parts.free_calls,
-                idempotency=idempotency,
-                access=access,
-                prove_wallet=self._authenticate_caller,
-                limits=limits,
-                clock=clock,
-            ),
+            free_rail=self._make_free_rail(idempotency, access, clock),
             idempotency=idempotency,
             access=access,
             decisions=DecisionMemory(limits=limits),
@@ -411,6 +403,19 @@ class AsgiBuilder:
             tally=parts.reputation_services.tally,
             breaker=parts.reputation_services.breaker,
             count_usage=parts.metrics.metered_responses.add,
+        )
+
+    def _make_free_rail(
+        self, idempotency: Idempotency, access: AccessControl, clock: ClockAndEntropy
+    ) -> FreeRail:
+        return FreeRail(
+            ledger=self._parts.ledger,
+            free_calls=self._parts.free_calls,
+            idempotency=idempotency,
+            access=access,
+            prove_wallet=self._authenticate_caller,
+            limits=self._limits,
+            clock=clock,
         )
 
     async def _authenticate_caller(self, request: SignedRequest) -> Address:

@@ -174,7 +174,7 @@ class PayerRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreeCalls:
+class FreeCallOffer:
     """The first `count` calls of a wallet that proves itself cost nothing; with `per_seconds` in each period of so many seconds."""
 
     count: int
@@ -238,7 +238,7 @@ class ListingDetails:
     openapi_url: str | None = None
     signature: str = "any"
     rate_limit: PayerRate | None = None
-    free_calls: FreeCalls | None = None
+    free_calls: FreeCallOffer | None = None
     status: str = "active"
     forward_signature: str = "ed25519"
     forward_secret: str | None = field(default=None, repr=False)
