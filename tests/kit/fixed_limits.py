@@ -5,6 +5,7 @@ A test names them in the environment as `TEST_LIMIT_` and the name in capitals, 
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 from tollway.app import lifecycle
 from tollway.config.settings import LIMIT_PREFIX, PREFIX, Settings, load_settings
@@ -46,7 +47,7 @@ def install(environment: Mapping[str, str]) -> None:
 
 def _limited(base: type[lifecycle.App], environment: Mapping[str, str]) -> type[lifecycle.App]:
     class LimitedApp(base):  # type: ignore[misc, valid-type]  # the class that another test kit may have installed
-        def __init__(self, settings: Settings) -> None:
-            super().__init__(with_fixed_limits(settings, environment))
+        def __init__(self, settings: Settings, **options: Any) -> None:
+            super().__init__(with_fixed_limits(settings, environment), **options)
 
     return LimitedApp
