@@ -16,7 +16,8 @@ def play(harness: Harness) -> None:
     play_signatures(harness)
     play_siwx(harness)
     play_history(harness)
-    play_payments(harness)
+    play_refunds(harness)
+    play_payments(harness)  # at its end no node answers
 
 
 def post(harness: Harness, title: str, path: str, content: object, **options: object):  # type: ignore[no-untyped-def]
@@ -326,3 +327,28 @@ def play_payments(harness: Harness) -> None:
     with harness.section("a payment that is not recorded, while no node answers"):
         node.is_away = True
         harness.control("unknown", BOB, "GET", "/payments/0x" + "cd" * 32, counts_rpc=False)
+
+
+def play_refunds(harness: Harness) -> None:
+    api = harness.publish(PROVIDER, name="Refunded")
+    paid = harness.node.pay(ALICE.address, PROVIDER.address, 3 * PRICE)
+    for path in ("/echo?first", "/echo?second", "/status/500"):
+        harness.call("", api, path, plain(ALICE, paid), is_recorded=False)
+    back = harness.node.pay(PROVIDER.address, ALICE.address, PRICE)
+
+    def refund(title: str, call: str, content: object, *, account: Account = PROVIDER) -> None:
+        harness.control(title, account, "POST", f"/history/{call}/refund", content)
+
+    with harness.section("refunds"):
+        calls = harness.control("the calls", ALICE, "GET", f"/history?apiId={api}").json["calls"]
+        failed, second, first = (call["id"] for call in calls)
+        refund("of a call that was not charged", failed, {"transaction": back})
+        refund("by another wallet", first, {"transaction": back}, account=BOB)
+        refund("by a transfer to another wallet", first, {"transaction": paid})
+        refund("without a transfer", first, {})
+        refund("by a transfer", first, {"transaction": back})
+        refund("the same again", first, {"transaction": back})
+        refund("of another call by that transfer", second, {"transaction": back})
+        refund("as credit", second, {"credit": True})
+        refund("of a call that is refunded", first, {"credit": True})
+        harness.control("a refunded call, by its payer", ALICE, "GET", f"/history/{first}")
