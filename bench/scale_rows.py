@@ -395,6 +395,7 @@ def payment_rows(scale: Scale, spent: Spent) -> Iterator[dict[str, Any]]:
             "is_plain_ended": False,
             "is_held": False,
             "is_escrow": False,
+            "is_refund": False,
             "is_authorized": False,
             "recorded_ms": block_time * 1000 + 2000,
             "checked_ms": block_time * 1000 + 60_000,

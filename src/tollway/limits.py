@@ -20,7 +20,9 @@ class FixedLimits:
     write_stall_s: float = 30.0  # a client that takes no byte for this long is cut off
 
     # Free calls.
-    free_wallets_per_day: int = 3  # new wallets of a client address that begin them at a listing, in a UTC day
+    free_wallets_per_day: int = (
+        3  # new wallets of a client address that begin them at a listing, in a UTC day
+    )
 
     # Caches of requests, in bytes of their heads. An entry of 2 KiB takes about 6 KiB of memory.
     remembered_bytes_max: int = 2 * KIB  # of one entry; a longer head is parsed and decided each time

@@ -151,6 +151,7 @@ async def test_a_receiver_is_unsettled_from_its_claim_until_the_contract_has_pai
         bytes(32),
         config_of("other", receiver=Address(b"\x77" * 20)),
         facts_of(BALANCE),
+        decimals=6,
         now_ms=NOW_MS,
     )
     for channel in (*channels, other):
@@ -279,6 +280,6 @@ async def test_the_channels_of_a_receiver_add_up_to_its_calls(books: Any) -> Non
 async def test_the_operator_sees_the_channels_of_all_receivers(books: Any, database: Database) -> None:
     await buy(books, await open_channel(books, BALANCE), 100)
     other = config_of("other", receiver=Address(b"\x77" * 20))
-    await books.open_channel(CHAIN, bytes(32), other, facts_of(BALANCE), now_ms=NOW_MS)
+    await books.open_channel(CHAIN, bytes(32), other, facts_of(BALANCE), decimals=6, now_ms=NOW_MS)
     (found,) = await BookFigures(database).sum_channels()
     assert (found.channels, found.unclaimed_units) == (2, 100)

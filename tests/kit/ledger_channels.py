@@ -166,7 +166,7 @@ async def owe_on(
     """A channel with one charged call. `config`: other fields of its config."""
     own = config_of(name, **config)
     channel: Channel = await ledger.open_channel(
-        CHAIN, keccak256(b"id" + own.salt), own, facts_of(balance), now_ms=NOW_MS
+        CHAIN, keccak256(b"id" + own.salt), own, facts_of(balance), decimals=6, now_ms=NOW_MS
     )
     if units:
         await buy(ledger, channel, units)

@@ -61,7 +61,7 @@ async def open_and_refund(harness: RefundHarness, number: int) -> int | Problem:
     harness.deposit(salt=salt)
     facts = await harness.fetch_facts()
     await harness.ledger.open_channel(
-        CHAIN, harness.payer.channel_id, harness.payer.config, facts, now_ms=harness.now_ms
+        CHAIN, harness.payer.channel_id, harness.payer.config, facts, decimals=6, now_ms=harness.now_ms
     )
     await harness.pass_time(1)
     try:

@@ -118,14 +118,12 @@ class AuthorizationRail(SettledRail):
         has_channels: bool = False,
     ) -> None:
         """`challenger` None: MPP is off. `is_x402` False: x402 is off. `has_channels`: another rail reads the payments of channels."""
-        self.ledger = ledger
-        self.settlement = settlement
-        self.idempotency = idempotency
+        super().__init__(
+            ledger=ledger, settlement=settlement, idempotency=idempotency, limits=limits, clock=clock
+        )
         self.receipts = receipts
         self.rules = rules
-        self.limits = limits
         self.networks = networks
-        self.clock = clock
         self._challenger = challenger
         self._is_x402 = is_x402
         self._has_channels = has_channels

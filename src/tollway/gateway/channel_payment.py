@@ -168,15 +168,13 @@ class ChannelRail(SettledRail):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`channel_rules`: of the networks that have channels. `rules`: of all networks."""
-        self.ledger = ledger
+        super().__init__(
+            ledger=ledger, settlement=settlement, idempotency=idempotency, limits=limits, clock=clock
+        )
         self.channel_ledger = channel_ledger
         self.chains = chains
-        self.settlement = settlement
-        self.idempotency = idempotency
         self.rules = rules
         self.channel_rules = channel_rules
-        self.limits = limits
-        self.clock = clock
         self.public_url = public_url
         self.sleep = sleep
 

@@ -24,11 +24,20 @@ class SettledRail:
 
     is_settled_here = True
 
-    ledger: Ledger
-    settlement: Settlement
-    idempotency: Idempotency
-    limits: Limits
-    clock: ClockAndEntropy
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        settlement: Settlement,
+        idempotency: Idempotency,
+        limits: Limits,
+        clock: ClockAndEntropy,
+    ) -> None:
+        self.ledger = ledger
+        self.settlement = settlement
+        self.idempotency = idempotency
+        self.limits = limits
+        self.clock = clock
 
     def find_key(self, request: ProxyRequest, proof: SignedProof) -> str | None:
         """The key of the header, or of the `payment-identifier` extension of x402."""

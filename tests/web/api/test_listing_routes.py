@@ -68,6 +68,7 @@ async def test_create_answers_the_created_api(harness: Harness) -> None:
         "upstreamAuth": None,
         "signature": "any",
         "rateLimit": None,
+        "freeCalls": None,
         "status": "active",
         "forwardSignature": "ed25519",
         "contact": None,

@@ -155,7 +155,7 @@ async def test_chains_have_their_channels_and_the_withdrawals_in_sight(
         for name in ("first", "second"):
             config = config_of(name, token=usdc.token)
             opened = await ledger.open_channel(
-                usdc.chain_id, keccak256(config.salt), config, facts_of(50_000), now_ms=NOW_MS
+                usdc.chain_id, keccak256(config.salt), config, facts_of(50_000), decimals=6, now_ms=NOW_MS
             )
             await buy(ledger, opened, 10_000, asset=usdc.key)
         going = facts_of(50_000, block_number=200, withdrawal_amount=1, withdrawal_since_s=1)

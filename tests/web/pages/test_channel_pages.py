@@ -31,6 +31,7 @@ async def open_sold(harness: SignedInHarness, name: str = "channel") -> Channel:
         keccak256(b"id" + config.salt),
         config,
         facts_of(DEPOSIT_UNITS),
+        decimals=6,
         now_ms=NOW_MS,
     )
     return opened

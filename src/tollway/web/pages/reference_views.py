@@ -70,6 +70,7 @@ class Reference:
     def __init__(self, document: Mapping[str, Any], *, name_problem: Callable[[Code], str]) -> None:
         self._name_problem = name_problem
         self._components = document["components"]
+        self._security: Sequence[Mapping[str, Any]] = document.get("security", ())
         self._sets: Mapping[str, Sequence[str]] = document[_PROBLEM_SETS]
         self.operations = {
             operation["operationId"]: self._view_operation(path, method, item, operation)
@@ -105,7 +106,7 @@ class Reference:
         return ReferenceOperation(
             line=line,
             description=operation.get("description", ""),
-            credentials=_list_credentials(operation.get("security", ())),
+            credentials=_list_credentials(operation.get("security", self._security)),
             parameters=[
                 self._resolve(one) for one in (*item.get("parameters", ()), *operation.get("parameters", ()))
             ],
