@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -65,10 +66,14 @@ def voucher(valid_before: int | None) -> SignedProof:
 
 @pytest.fixture
 def rail() -> SettledRail:
-    opened = SettledRail()
-    opened.limits = replace(DEFAULT_LIMITS, buffer_bytes=4)
-    opened.clock = ClockAndEntropy(now_ms=lambda: NOW_MS, entropy=bytes)
-    return opened
+    nothing: Any = None
+    return SettledRail(
+        ledger=nothing,
+        settlement=nothing,
+        idempotency=nothing,
+        limits=replace(DEFAULT_LIMITS, buffer_bytes=4),
+        clock=ClockAndEntropy(now_ms=lambda: NOW_MS, entropy=bytes),
+    )
 
 
 @pytest.mark.parametrize("proof", [authorization(ENOUGH), voucher(None)], ids=["authorisation", "voucher"])
