@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tollway.ids import Address, ListingId
-from tollway.ledger.free_calls import FreeCallTerms, NoneLeft, TooManyWallets
+from tollway.ledger.free_calls import FreeCallTaken, FreeCallTerms, NoneLeft, TooManyWallets
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.free_call_store import SqlFreeCalls
 
@@ -32,7 +32,9 @@ async def take(
     now_ms: int = NOW_MS,
     wallets_max: int = 3,
 ) -> NoneLeft | TooManyWallets | None:
-    return await store.take(given, wallet(number), address=address, wallets_max=wallets_max, now_ms=now_ms)
+    """None where the call is free."""
+    taken = await store.take(given, wallet(number), address=address, wallets_max=wallets_max, now_ms=now_ms)
+    return None if isinstance(taken, FreeCallTaken) else taken
 
 
 @pytest.fixture
@@ -64,10 +66,25 @@ async def test_a_call_that_is_given_back_can_be_taken_again_and_never_becomes_mo
     store: SqlFreeCalls,
 ) -> None:
     await take(store, terms(1))
+    taken = FreeCallTaken(since_ms=NOW_MS)
     for _ in range(2):  # the second finds nothing to give back
-        await store.give_back(LISTING, wallet(1))
-    await store.give_back(LISTING, wallet(9))
+        await store.give_back(LISTING, wallet(1), taken)
+    await store.give_back(LISTING, wallet(9), taken)
     assert [await take(store, terms(1)) for _ in range(2)] == [None, NoneLeft(until_ms=None)]
+
+
+async def test_a_call_of_a_period_that_has_ended_gives_nothing_back_to_the_new_one(
+    store: SqlFreeCalls,
+) -> None:
+    given = terms(1, per_ms=1_000)
+    old, new = [
+        await store.take(given, wallet(1), address=ADDRESS, wallets_max=3, now_ms=NOW_MS + after_ms)
+        for after_ms in (0, 1_000)
+    ]
+    assert (old, new) == (FreeCallTaken(since_ms=NOW_MS), FreeCallTaken(since_ms=NOW_MS + 1_000))
+    assert isinstance(old, FreeCallTaken)
+    await store.give_back(LISTING, wallet(1), old)
+    assert await take(store, given, now_ms=NOW_MS + 1_001) == NoneLeft(until_ms=NOW_MS + 2_000)
 
 
 async def test_a_lower_number_holds_at_once_and_a_higher_one_adds(store: SqlFreeCalls) -> None:

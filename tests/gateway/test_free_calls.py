@@ -10,7 +10,9 @@ from tests.kit.gateway import PROVIDER, InProcessGateway, open_gateway
 from tests.kit.metered_gateway import USAGE_HEADER, make_metering
 from tests.kit.payer import KeyWallet, sign_in_with_x
 from tests.kit.upstream import hang_up, plain
+from tollway.errors import StorageUnavailable
 from tollway.ids import ListingId
+from tollway.ledger.ledger import Claim, ClaimOutcome
 from tollway.ledger.records import CallState
 from tollway.registry.listing import FreeCalls
 
@@ -163,6 +165,31 @@ async def test_a_lost_call_of_a_key_runs_again_and_counts_once(gateway: InProces
     (record,) = await gateway.history()
     assert record.id == again.headers["tollway-call-id"]
     assert [(await caller.call()).status for _ in range(2)] == [200, 402]
+
+
+async def test_a_paid_call_of_the_key_is_not_run_again_without_its_payment(gateway: InProcessGateway) -> None:
+    payment = await gateway.pay()
+    gateway.upstream.answer = hang_up
+    lost = await gateway.ask(headers=[*gateway.plain_proof(payment.tx_hash), KEY])
+    assert lost.problem["paymentState"] == "held"
+    gateway.upstream.answer = plain(b"")
+    caller = Caller(gateway)
+    refused = await caller.call(KEY)
+    assert (refused.status, refused.problem["code"], gateway.served) == (409, "payment_already_used", 1)
+    assert [(await caller.call()).status for _ in range(3)] == [200, 200, 402]
+
+
+async def test_a_claim_that_fails_gives_the_free_call_back(
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(claim: Claim) -> ClaimOutcome:
+        raise StorageUnavailable
+
+    caller = Caller(gateway)
+    with monkeypatch.context() as patched:
+        patched.setattr(gateway.ledger, "claim", fail)
+        assert (await caller.call()).status == 503
+    assert [(await caller.call()).status for _ in range(3)] == [200, 200, 402]
 
 
 async def test_the_calls_count_in_the_rate_of_free_calls() -> None:

@@ -4,6 +4,8 @@ A call without a price proves no wallet. A free call of a priced listing proves 
 (`ledger.free_calls`). It is given back where the response does not cost. Both count against the rates of free calls.
 """
 
+import asyncio
+
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import AccessControl, ActiveCall
 from tollway.gateway.body import ForwardBody, load_hashed, load_plain
@@ -12,6 +14,7 @@ from tollway.gateway.idempotency import (
     ProveWallet,
     Repeat,
     build_signed_request,
+    explain_key_used,
 )
 from tollway.gateway.messages import ProxyRequest, ProxyResponse
 from tollway.gateway.problems import explain_block, find_idempotency_key
@@ -25,7 +28,7 @@ from tollway.gateway.rail import (
 )
 from tollway.gateway.routing import Route
 from tollway.ids import Address
-from tollway.ledger.free_calls import FreeCallStore, FreeCallTerms, NoneLeft, TooManyWallets
+from tollway.ledger.free_calls import FreeCallStore, FreeCallTaken, FreeCallTerms, NoneLeft, TooManyWallets
 from tollway.ledger.ledger import Claimed, Close, Closed, Ledger
 from tollway.ledger.records import CallState, KeyedCall, KeyTaken
 from tollway.limits import Limits
@@ -120,13 +123,14 @@ class FreeCall(CallPayment):
 class GrantedCall(FreeCall):
     """A free call of a priced listing: one of the first calls of its wallet there."""
 
-    __slots__ = ("_terms",)
+    __slots__ = ("_taken", "_terms")
 
     def __init__(
         self, rail: FreeRail, request: ProxyRequest, route: Route, repeat: Repeat | None, active: ActiveCall
     ) -> None:
         super().__init__(rail, request, route, repeat, active)
         self.price = Price.parse("0")
+        self._taken: FreeCallTaken | None = None
         free_calls = route.listing.free_calls
         assert free_calls is not None  # else the request has no proof of this rail
         per_ms = None if free_calls.per_s is None else free_calls.per_s * 1000
@@ -159,20 +163,25 @@ class GrantedCall(FreeCall):
         if earlier is not None:
             return await self._reopen(earlier)
         rail, payer, body_hash = self.rail, self._wallet(), self.body.body_hash
-        refused = await rail.free_calls.take(
+        taken = await rail.free_calls.take(
             self._terms,
             payer,
             address=client_bucket(self.request.client_address),
             wallets_max=rail.limits.free_wallets_per_day,
             now_ms=rail.clock.now_ms(),
         )
-        if refused is not None:
-            raise Refusal(self._explain(refused))
+        if not isinstance(taken, FreeCallTaken):
+            raise Refusal(self._explain(taken))
+        self._taken = taken
         digest = None if body_hash is None else self.request.digest_for(payer, body_hash)
         claim = build_claim(self, rail.clock, digest=digest)
-        outcome = await rail.ledger.claim(claim)
+        try:
+            outcome = await rail.ledger.claim(claim)
+        except BaseException:
+            await asyncio.shield(self._give_back())  # nothing was sent, and nothing will be
+            raise
         if isinstance(outcome, KeyTaken):  # another request with the key was faster, and it was counted
-            await rail.free_calls.give_back(self._terms.listing_id, payer)
+            await self._give_back()
             found = await rail.idempotency.find_keyed_response(self.request, self.body, payer, outcome.call)
             return await self._reopen(found) if isinstance(found, KeyedCall) else require(found)
         assert isinstance(outcome, Claimed)  # it takes nothing from a balance
@@ -182,11 +191,19 @@ class GrantedCall(FreeCall):
     async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
         closed = await super().capture(close, collect)
         if close.after is CallState.RELEASED and isinstance(closed, Closed):
-            await self.rail.free_calls.give_back(self._terms.listing_id, self._wallet())
+            await self._give_back()
         return closed
 
+    async def _give_back(self) -> None:
+        """Gives back what this request has taken. The repeat of an earlier call has taken nothing."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            await self.rail.free_calls.give_back(self._terms.listing_id, self._wallet(), taken)
+
     async def _reopen(self, earlier: KeyedCall) -> ProxyResponse | None:
-        """Runs the earlier call of the key again; it was counted when it began."""
+        """Runs the earlier call of the key again; it was counted when it began. Raises Refusal for a call that a payment pays."""
+        if earlier.payment_id is not None or earlier.authorization is not None:
+            raise Refusal(explain_key_used(earlier))
         outcome = await self.rail.ledger.reopen(
             earlier.call_id, epoch=earlier.epoch, now_ms=self.rail.clock.now_ms()
         )

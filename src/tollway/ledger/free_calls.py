@@ -16,6 +16,13 @@ class FreeCallTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FreeCallTaken:
+    """The call is free, and counted in the period that began at `since_ms`."""
+
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoneLeft:
     """The wallet has used its free calls. `until_ms`: the moment at which the next period begins; None where there is none."""
 
@@ -36,11 +43,11 @@ class FreeCallStore(Protocol):
 
     async def take(
         self, terms: FreeCallTerms, wallet: Address, *, address: str, wallets_max: int, now_ms: int
-    ) -> NoneLeft | TooManyWallets | None:
-        """Counts one call, durable; None where it is free. A refused call counts nothing. `address`: the client address as its rates count it. At most
+    ) -> FreeCallTaken | NoneLeft | TooManyWallets:
+        """Counts one call, durable. A refused call counts nothing. `address`: the client address as its rates count it. At most
         `wallets_max` new wallets of one address begin at a listing within a UTC day."""
         ...
 
-    async def give_back(self, listing_id: ListingId, wallet: Address) -> None:
-        """Takes one counted call back: it had no response that costs."""
+    async def give_back(self, listing_id: ListingId, wallet: Address, taken: FreeCallTaken) -> None:
+        """Takes one counted call back: it had no response that costs. Nothing where its period has ended."""
         ...

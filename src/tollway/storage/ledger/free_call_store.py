@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, ListingId
-from tollway.ledger.free_calls import FreeCallTerms, NoneLeft, TooManyWallets
+from tollway.ledger.free_calls import FreeCallTaken, FreeCallTerms, NoneLeft, TooManyWallets
 from tollway.storage.engine.advisory_locks import take_advisory_locks
 from tollway.storage.engine.database import Database, metadata, write_retried
 from tollway.storage.engine.statements import insert_for
@@ -59,16 +59,17 @@ class SqlFreeCalls:
 
     async def take(
         self, terms: FreeCallTerms, wallet: Address, *, address: str, wallets_max: int, now_ms: int
-    ) -> NoneLeft | TooManyWallets | None:
+    ) -> FreeCallTaken | NoneLeft | TooManyWallets:
         take = partial(_take, terms=terms, wallet=wallet, wallets_max=wallets_max, now_ms=now_ms)
         digest = sha256(f"{now_ms // _DAY_MS} {terms.listing_id} {address}".encode()).digest()[:16]
         return await write_retried(self._database, partial(take, address_day=digest))
 
-    async def give_back(self, listing_id: ListingId, wallet: Address) -> None:
+    async def give_back(self, listing_id: ListingId, wallet: Address, taken: FreeCallTaken) -> None:
         columns = free_call_table.c
         statement = (
             update(free_call_table)
             .where(columns.listing_id == listing_id, columns.wallet == bytes(wallet), columns.used > 0)
+            .where(columns.since_ms == taken.since_ms)
             .values(used=columns.used - 1)
         )
         await self._database.write(lambda connection: connection.execute(statement))
@@ -82,9 +83,10 @@ def _take(
     address_day: bytes,
     wallets_max: int,
     now_ms: int,
-) -> NoneLeft | TooManyWallets | None:
-    if _count(connection, terms, wallet, now_ms=now_ms):
-        return None
+) -> FreeCallTaken | NoneLeft | TooManyWallets:
+    taken = _count(connection, terms, wallet, now_ms=now_ms)
+    if taken is not None:
+        return taken
     refusal = _find_refusal(connection, terms, wallet, now_ms=now_ms)
     if refusal is not None:
         return refusal
@@ -102,12 +104,16 @@ def _take(
     }
     # The first two calls of a wallet may come at once: the second finds the row of the first.
     connection.execute(insert_for(connection, free_call_table).values(row).on_conflict_do_nothing())
-    if _count(connection, terms, wallet, now_ms=now_ms):
-        return None
-    return _find_refusal(connection, terms, wallet, now_ms=now_ms)
+    taken = _count(connection, terms, wallet, now_ms=now_ms)
+    refused = None if taken is not None else _find_refusal(connection, terms, wallet, now_ms=now_ms)
+    answer = taken or refused
+    assert answer is not None  # the row is there: it has a call left, or none
+    return answer
 
 
-def _count(connection: Connection, terms: FreeCallTerms, wallet: Address, *, now_ms: int) -> bool:
+def _count(
+    connection: Connection, terms: FreeCallTerms, wallet: Address, *, now_ms: int
+) -> FreeCallTaken | None:
     """Counts one call where the wallet has a row and a call left."""
     columns, ended_ms = free_call_table.c, _find_ended_ms(terms, now_ms)
     is_ended = columns.since_ms <= ended_ms
@@ -119,8 +125,10 @@ def _count(connection: Connection, terms: FreeCallTerms, wallet: Address, *, now
             used=case((is_ended, 1), else_=columns.used + 1),
             since_ms=case((is_ended, now_ms), else_=columns.since_ms),
         )
+        .returning(columns.since_ms)
     )
-    return connection.execute(statement).rowcount == 1
+    since_ms = connection.scalar(statement)
+    return None if since_ms is None else FreeCallTaken(since_ms=since_ms)
 
 
 def _find_refusal(
