@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from tests.system.transcripts.harness import API, SECOND_CHAIN, Harness
 from tests.system.transcripts.payer import V1, V2, quote, show
-from tests.system.transcripts.signing import CHAIN_ID, ORIGIN, Account, encode, plain, sign_request
+from tests.system.transcripts.signing import CHAIN_ID, ORIGIN, Account, encode, keccak256, plain, sign_request
 
 PROVIDER, ALICE, BOB = Account("provider"), Account("alice"), Account("bob")
 PRICE = 10_000
@@ -349,6 +349,8 @@ def play_refunds(harness: Harness) -> None:
         refund("by a transfer", first, {"transaction": back})
         refund("the same again", first, {"transaction": back})
         refund("of another call by that transfer", second, {"transaction": back})
+        credit = keccak256(f"tollway refund credit {second}".encode())
+        harness.recorder.learn("credit", "0x" + credit.hex())
         refund("as credit", second, {"credit": True})
         refund("of a call that is refunded", first, {"credit": True})
         harness.control("a refunded call, by its payer", ALICE, "GET", f"/history/{first}")
