@@ -47,11 +47,7 @@ def test_the_record_of_the_client_has_every_field_but_the_document() -> None:
 
 def test_the_form_has_a_label_and_a_control_for_every_field() -> None:
     template = (PACKAGE / "web/pages/templates/my_api_form.j2").read_text()
-    parts = {
-        "upstreamAuth": "upstreamAuth.in",
-        "rateLimit": "rateLimit.calls",
-        "freeCalls": "freeCalls.count",
-    }
+    parts = {"upstreamAuth": "upstreamAuth.in", "rateLimit": "rateLimit.calls"}
     names = [parts.get(member, member) for member in MEMBERS]
     assert [
         name for name in names if f'names["{name}"]' not in template or f'"{name}": _(' not in template

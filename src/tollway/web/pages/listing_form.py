@@ -13,7 +13,7 @@ from tollway.discovery.safe_text import clean_line, clean_prose
 from tollway.errors import FieldError, Refusal
 from tollway.ids import format_network
 from tollway.registry.draft import DESCRIPTION_LENGTH_MAX, NAME_LENGTH_MAX, ListingBody
-from tollway.registry.listing import Listing, Operation
+from tollway.registry.listing import FreeCalls, Listing, Operation
 from tollway.registry.listing_fields import BY_PAGE, FIELDS, Kind
 from tollway.registry.metering import Metering
 from tollway.web.http.json import parse_json_object
@@ -37,7 +37,6 @@ _PARTS: Mapping[Kind, tuple[str, ...]] = {
     Kind.SECRET: ("upstreamAuth.in", "upstreamAuth.name", "upstreamAuth.value", "upstreamAuth.again"),
     Kind.METERING: (),
     Kind.RATE_LIMIT: ("rateLimit.calls", "rateLimit.perSeconds"),
-    Kind.FREE_CALLS: ("freeCalls.count", "freeCalls.perSeconds"),
     Kind.DOCUMENT: ("openapi", "fetchDocument", "removeDocument"),
 }
 """`upstreamAuth.again`: a secret was typed into the form, and the page that came back does not have it."""
@@ -130,7 +129,7 @@ def make_first_values(*, currency: str) -> dict[str, str]:
 
 def describe_listing(listing: Listing, *, calls: Mapping[str, str] = {}) -> dict[str, str]:
     """The values of the form of a stored listing. It never has the secret, and not the document. `calls`: the operations whose formula it has (`list_calls`)."""
-    auth, limit, free = listing.upstream_auth, listing.rate_limit, listing.free_calls
+    auth, limit = listing.upstream_auth, listing.rate_limit
     values = dict.fromkeys(FORM_FIELDS, "")
     for field in FIELDS:
         if field.kind not in _PARTS:
@@ -143,8 +142,6 @@ def describe_listing(listing: Listing, *, calls: Mapping[str, str] = {}) -> dict
         values |= {"upstreamAuth.in": auth.location, "upstreamAuth.name": auth.name}
     if limit is not None:
         values |= {"rateLimit.calls": str(limit.calls), "rateLimit.perSeconds": str(limit.per_s)}
-    if free is not None:
-        values |= {"freeCalls.count": str(free.count), "freeCalls.perSeconds": str(free.per_s or "")}
     return values
 
 
@@ -164,7 +161,6 @@ def write_members(
         if field.kind not in _PARTS and not field.is_kept
     }
     members["rateLimit"] = _read_rate_limit(values)
-    members["freeCalls"] = _read_free_calls(values)
     if previous is not None:
         del members["status"]
     members |= _read_auth(values, previous)
@@ -237,6 +233,22 @@ def _read_operations(text: str) -> list[dict[str, str]]:
     ]
 
 
+def _read_free_calls(text: str) -> dict[str, Any] | None:
+    """`10`, or `10/86400`: 10 in each 86,400 seconds."""
+    count, slash, seconds = text.partition("/")
+    return (
+        {"count": read_whole(count)} | ({"perSeconds": read_whole(seconds)} if slash else {})
+        if text
+        else None
+    )
+
+
+def _format_free_calls(free_calls: FreeCalls | None) -> str:
+    if free_calls is None:
+        return ""
+    return str(free_calls.count) if free_calls.per_s is None else f"{free_calls.count}/{free_calls.per_s}"
+
+
 def _format_operations(operations: Iterable[Operation]) -> str:
     return "\n".join(f"{one.method} {one.path} {one.price.text}" for one in operations)
 
@@ -248,6 +260,7 @@ _FORMAT: Mapping[Kind, Callable[[Any], str]] = {
     Kind.PRICE: lambda price: price.text,
     Kind.NETWORKS: lambda networks: " ".join(format_network(chain_id) for chain_id in networks),
     Kind.OPERATIONS: _format_operations,
+    Kind.FREE_CALLS: _format_free_calls,
 }
 """The text of a value in its field. Other kinds: `str`."""
 
@@ -260,6 +273,7 @@ _READ: Mapping[Kind, Callable[[str], Any]] = {
     Kind.ADDRESS: lambda text: text or None,
     Kind.NETWORKS: lambda text: _SPLIT.split(text) if text else None,
     Kind.OPERATIONS: _read_operations,
+    Kind.FREE_CALLS: _read_free_calls,
 }
 """The member of a field's text, None for its default. Other kinds: the text."""
 
@@ -269,13 +283,6 @@ def _read_rate_limit(values: FormValues) -> dict[str, Any] | None:
     if not calls and not seconds:
         return None
     return {"calls": read_whole(calls), "perSeconds": read_whole(seconds)}
-
-
-def _read_free_calls(values: FormValues) -> dict[str, Any] | None:
-    count, seconds = values["freeCalls.count"], values["freeCalls.perSeconds"]
-    if not count and not seconds:
-        return None
-    return {"count": read_whole(count)} | ({"perSeconds": read_whole(seconds)} if seconds else {})
 
 
 def _read_auth(values: FormValues, previous: Listing | None) -> dict[str, Any]:
@@ -353,8 +360,6 @@ def _find_field(pointer: str, values: FormValues, calls: Sequence[str]) -> tuple
         return "upstreamAuth.name", ""
     if head == "rateLimit":
         return "rateLimit.calls", ""
-    if head == "freeCalls":
-        return "freeCalls.count", ""
     if head in FORM_FIELDS:
         return head, f"{clean_line('/'.join(rest), _SHOWN_LENGTH_MAX)} " if rest else ""
     return "", f"{clean_line(pointer, _SHOWN_LENGTH_MAX)} " if head else ""
