@@ -198,6 +198,10 @@ class BatchSpending:
         return tuple(self._budgets[agent] for agent in sorted(self._changed))
 
 
+NO_SPENDING = BatchSpending((), now_ms=0)
+"""Of a batch whose payers have no owner: it refuses nothing, and counts nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonceTooLow:
     """The nonce of a policy, an acceptance or a revocation is not above the highest one of its signer, `nonce`. Nothing changed."""

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tollway.ids import METHOD_LENGTH_MAX, Address, CallId, ChainId, TxHash, is_storable
-from tollway.ledger.budgets import BatchSpending
+from tollway.ledger.budgets import NO_SPENDING, BatchSpending
 from tollway.ledger.channels import Channel, ChannelClaim, ChannelName, decide_voucher, reserve_channel
 from tollway.ledger.ledger import (
     AuthorizationTaken,
@@ -237,7 +237,7 @@ def decide_claims(
         PendingAuthorizations(authorizations),
         channels,
         unclaimed_nano,
-        BatchSpending((), now_ms=now_ms) if spending is None else spending,
+        NO_SPENDING if spending is None else spending,
     )
     decisions = tuple(batch.decide(claim) for claim in claims)
     return decisions, batch.debits()

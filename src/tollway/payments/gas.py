@@ -433,6 +433,8 @@ class GasBudget:
 
     def _find_floor_wei(self, rules: SettlementRules) -> int:
         """The balance below which a key signs nothing new."""
+        if not self._network_gas[rules.chain_id].claim_gas:
+            return rules.gas_floor_wei
         return max(rules.gas_floor_wei, self.claim_reserve_wei(rules.chain_id))
 
     def price_max_wei(self, chain_id: ChainId) -> int:

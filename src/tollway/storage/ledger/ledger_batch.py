@@ -588,7 +588,9 @@ class LedgerBatch:
             now_ms=self._now_ms,
             authorizations=known,
             channels={name: self._locked_rows.channels.find(key) for name, key in self._channel_keys.items()},
-            unclaimed_nano=sum_unclaimed(self._connection, _payers_of_channels(claims)),
+            unclaimed_nano=sum_unclaimed(self._connection, _payers_of_channels(claims))
+            if self._channel_keys
+            else {},
             spending=self._spending,
         )
         self._locked_rows.write_debits(debits)

@@ -368,7 +368,8 @@ class LockedRows:
             self._channels.write()
         if self._owed:
             self._write_debts()
-        give_back(self._connection, self._given_back)
+        if self._given_back:
+            give_back(self._connection, self._given_back)
         if self._marked_hours:
             write_marks(self._connection, self._marked_hours)
         if self._events:
