@@ -1,11 +1,12 @@
 """Refunds on both databases: which calls a transfer refunds, once; what a reorganisation does to it; what can never be spent. Two gateways share the database."""
 
 import asyncio
+from functools import partial
 from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Connection, select, update
 
 from tests.kit.ledger_records import (
     NOW_MS,
@@ -14,16 +15,19 @@ from tests.kit.ledger_records import (
     PROVIDER,
     claim_on,
     close_of,
+    finish_of,
     new_payment,
     operator_origin,
     tx_hash,
 )
 from tests.kit.ledger_steps import assert_balanced, pay
-from tests.kit.storage_faults import FaultyLedger
+from tests.kit.payer import has_terms
+from tests.kit.storage_faults import FaultyLedger, open_faulty_gateways
+from tests.kit.upstream import plain, raw
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
 from tollway.ledger.history import PaymentQuery
-from tollway.ledger.ledger import Claimed, Exhausted
+from tollway.ledger.ledger import Claim, Claimed, Exhausted, Fenced
 from tollway.ledger.records import CallState, NewPayment, PaymentState, RecordedTransaction
 from tollway.ledger.refunds import (
     CallsRefunded,
@@ -33,8 +37,12 @@ from tollway.ledger.refunds import (
     credit_hash,
 )
 from tollway.ledger.sales import DAY_MS, HOUR_MS, SalesQuery, SpendingQuery
+from tollway.limits import DEFAULT_LIMITS
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.call_terms import KnownTerms
 from tollway.storage.ledger.closed_periods import ClosedPeriods
-from tollway.storage.ledger.ledger_tables import call_refund_table
+from tollway.storage.ledger.ledger_batch import BatchRules, Drop, LedgerBatch
+from tollway.storage.ledger.ledger_tables import call_refund_table, call_table
 from tollway.storage.ledger.period_books import PeriodBookStore
 
 UNKNOWN = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
@@ -284,3 +292,136 @@ async def test_sums_show_what_came_back_of_the_charges(ledger: Any, pair: list[F
     await ledger.mark_gone(payment.id, now_ms=NOW_MS)
     assert await read() == [(12, 1, 4, 8)] * 2
     assert (await ledger.audit()).wrong_periods == ()
+
+
+DIGEST = b"\x07" * 32
+
+
+async def cut(ledger: Any, **fields: Any) -> Claim:
+    """A charged call whose response its upstream cut. The same request repeats it."""
+    claim = claim_on(await pay(ledger, 4), 4, digest=DIGEST)
+    assert isinstance(await ledger.claim(claim), Claimed)
+    await ledger.close(close_of(claim, CallState.CONSUMED))
+    await ledger.finish_cut(finish_of(claim, is_cut=True, **fields))
+    return claim
+
+
+@pytest.mark.parametrize(("is_credit", "is_taken_back"), [(False, False), (True, False), (False, True)])
+async def test_a_refunded_call_never_runs_again(ledger: Any, is_credit: bool, is_taken_back: bool) -> None:
+    """Else a repeat could release it, and its price would come back twice. A transfer that has left its chain may be mined again."""
+    claim = await cut(ledger)
+    if is_credit:
+        await ledger.record_credit(claim.call_id, now_ms=NOW_MS)
+    else:
+        await refund(ledger, transfer(4), claim.call_id)
+    if is_taken_back:
+        (payment,) = await ledger.find_payments(tx_hash("refund"))
+        await ledger.mark_gone(payment.id, now_ms=NOW_MS)
+    assert await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced()
+    (paid,) = await ledger.find_payments(tx_hash("tx"))
+    again = claim_on(paid, 4, digest=DIGEST, is_separate_call=True)
+    assert isinstance(await ledger.claim(again), Exhausted)
+    assert (await ledger.find_call(claim.call_id)).state is CallState.CONSUMED
+    await assert_balanced(ledger)
+
+
+async def test_a_call_that_runs_again_is_not_refunded(ledger: Any) -> None:
+    claim = await cut(ledger)
+    assert isinstance(await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
+    refused = NotRefundable(fault=RefundFault.NOT_CHARGED, call_id=claim.call_id)
+    assert await refund(ledger, transfer(4), claim.call_id) == refused
+    assert await ledger.record_credit(claim.call_id, now_ms=NOW_MS) == refused
+    await ledger.close(close_of(claim, CallState.RELEASED, epoch=2))
+    await assert_balanced(ledger)
+
+
+@pytest.mark.parametrize("key", [[], [("Idempotency-Key", "one")]], ids=["safe", "keyed"])
+async def test_the_repeat_of_a_refunded_call_gets_the_answer_of_a_used_payment(
+    database: Database, key: list[tuple[str, str]]
+) -> None:
+    async with open_faulty_gateways(database, ["one"]) as (one,):
+        gateway = one.gateway
+        payment = await gateway.pay()
+        shown = [*gateway.plain_proof(payment.tx_hash), *key]
+        gateway.upstream.answer = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf", close=True)
+        assert not (await gateway.ask("GET", "/quote?x=1", shown)).is_ended
+        query = select(call_table.c.id).where(call_table.c.rail == "tx")
+        (call_id,) = await database.read(lambda c: c.execute(query).scalars().all())
+        sent = gateway.sample_payment(payer=payment.payee, payee=payment.payer, is_final=False)
+        outcome = await one.ledger.record_refund(
+            sent, [CallId(call_id)], based_on=UNKNOWN, now_ms=gateway.now_ms
+        )
+        assert isinstance(outcome, CallsRefunded)
+        gateway.upstream.answer = plain(b"no", status=500)
+        again = await gateway.ask("GET", "/quote?x=1", shown)
+        assert (again.status, again.problem["code"]) == (409, "payment_already_used")
+        assert not has_terms(again)
+        assert gateway.served == 1
+        assert await gateway.remaining_units(payment) == 0
+
+
+@pytest.mark.parametrize("round_", range(4))
+async def test_of_two_gateways_one_refunds_a_call_or_runs_it_again(
+    pair: list[FaultyLedger], round_: int
+) -> None:
+    one, two = (it.ledger for it in pair)
+    claim = await cut(one)
+    refunded, reopened = await asyncio.gather(
+        refund(one, transfer(4), claim.call_id), two.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    )
+    assert isinstance(refunded, CallsRefunded) != isinstance(reopened, Claimed)
+
+
+def run_drop(connection: Connection, *, drop: Drop) -> Any:
+    """The outcome of a batch of the gateway that ran the call."""
+    owner_id = connection.scalar(select(call_table.c.owner_id).where(call_table.c.id == drop.call_id))
+    rules = BatchRules(
+        owner_id=str(owner_id),
+        attempts_max=DEFAULT_LIMITS.attempts_max,
+        unfinal_max_nano={},
+        response_ttl_ms=1_000,
+    )
+    none: Any = frozenset()
+    batch = LedgerBatch(
+        connection,
+        rules,
+        now_ms=NOW_MS,
+        ahead_ms=0,
+        is_retry=False,
+        others=none,
+        retried=none,
+        accounts=none,
+        known_terms=KnownTerms(),
+    )
+    return batch.run([drop])[0]
+
+
+@pytest.mark.parametrize("runs", [1, DEFAULT_LIMITS.attempts_max])
+async def test_a_refunded_call_whose_response_is_dropped_keeps_its_charge(
+    ledger: Any, pair: list[FaultyLedger], runs: int
+) -> None:
+    """The gateway did not learn that the end was committed, and the provider was faster."""
+    claim = await cut(ledger)
+    for epoch in range(1, runs):
+        assert isinstance(await ledger.reopen(claim.call_id, epoch=epoch, now_ms=NOW_MS), Claimed)
+        await ledger.close(close_of(claim, CallState.CONSUMED, epoch=epoch + 1, upstream_status=None))
+    await refund(ledger, transfer(4), claim.call_id)
+    before = await ledger.find_call(claim.call_id)
+    dropped = close_of(claim, CallState.CONSUMED, epoch=runs, error=before.error)
+    drop = Drop(call_id=claim.call_id, epoch=runs, close=dropped)
+    assert await pair[0].database.write(partial(run_drop, drop=drop)) == Fenced()
+    assert await ledger.find_call(claim.call_id) == before
+
+
+async def test_the_audit_names_a_refund_of_a_call_that_is_not_charged(
+    ledger: Any, pair: list[FaultyLedger]
+) -> None:
+    call_id = await charge(ledger)
+    await refund(ledger, transfer(4), call_id)
+    for state in CallState:
+        changed = update(call_table).values(state=state.value)
+        await pair[0].database.write(lambda c, changed=changed: c.execute(changed))
+        is_named = any(f"the refund of call {call_id}" in line for line in (await ledger.audit()).wrong)
+        assert is_named == (state not in (CallState.CONSUMED, CallState.REORGED)), state
+    changed = update(call_table).values(state=CallState.CONSUMED.value)
+    await pair[0].database.write(lambda c: c.execute(changed))

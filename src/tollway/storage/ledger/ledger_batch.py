@@ -76,6 +76,7 @@ from tollway.storage.ledger.locked_rows import (
 from tollway.storage.ledger.nonces import find_nonces, take_nonce
 from tollway.storage.ledger.payments import sum_unfinal_of
 from tollway.storage.ledger.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
+from tollway.storage.ledger.refund_rows import has_refund
 from tollway.storage.ledger.settlement import BatchSettlement, Conclude, Settle
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 
@@ -439,7 +440,9 @@ class LedgerBatch:
         )
         # Another error means that the provider has decided the call.
         is_ours = request.error == (None if drop.close is None else drop.close.error)
-        if after is None or (call.state is CallState.CONSUMED and not is_ours):
+        # A refunded call keeps its charge.
+        may_move = is_ours and not request.is_refunded
+        if after is None or (call.state is CallState.CONSUMED and not may_move):
             return Fenced()
         values = (
             {} if call.state is CallState.CONSUMED or drop.close is None else self._end_values(drop.close)
@@ -491,6 +494,9 @@ class LedgerBatch:
             before = CallState.CONSUMED if call.cut == "repeated" else CallState.UNKNOWN
             return self._reopened(call, reopen, before=before)
         if call.epoch != reopen.epoch or not self._is_repeatable(call, is_plain=reopen.is_plain):
+            return Fenced()
+        # Read under the lock of the call, which a refund takes too.
+        if call.state is CallState.CONSUMED and _REFUNDS.fetch(self._connection, refunded_id=call.id):
             return Fenced()
         used = None if reopen.nonce is None else self._take_nonce(call, reopen.nonce)
         if used is not None:
@@ -732,9 +738,10 @@ _FINISH = Prepared(
 )
 
 
-_REQUEST = select(call_terms_table.c.method, call_table.c.digest, call_table.c.error).join(
-    call_terms_table, call_terms_table.c.id == call_table.c.terms_id
-)
+_REQUEST = select(
+    call_terms_table.c.method, call_table.c.digest, call_table.c.error, has_refund().label("is_refunded")
+).join(call_terms_table, call_terms_table.c.id == call_table.c.terms_id)
+_REFUNDS = Prepared(select(call_table.c.id).where(call_table.c.id == bindparam("refunded_id"), has_refund()))
 
 _WRITTEN_LATER = {
     *("actual_units", "channel_id", "needs_locks", "http_status", "upstream_status", "request_bytes"),

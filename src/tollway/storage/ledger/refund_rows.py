@@ -6,9 +6,9 @@ transfer has one row of `payment`, and a call has one refund in force.
 
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, and_, exists, literal_column, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, literal_column, or_, select, text, update
 
-from tollway.ledger.records import PaymentState
+from tollway.ledger.records import CallState, PaymentState
 from tollway.storage.ledger.ledger_tables import (
     call_refund_table,
     call_table,
@@ -18,6 +18,11 @@ from tollway.storage.ledger.ledger_tables import (
 )
 
 _OF_TRANSFER = call_refund_table.c
+
+
+def has_refund() -> ColumnElement[bool]:
+    """The call of the row was refunded. It never runs again and keeps its charge, also where the refund was taken back: its transfer may be mined again."""
+    return exists(select(_OF_TRANSFER.call_id).where(_OF_TRANSFER.call_id == call_table.c.id))
 
 
 def take_back_refunds(connection: Connection, payment_id: int) -> None:
@@ -71,6 +76,7 @@ def find_wrong_refunds(connection: Connection, *, lines_max: int) -> Iterator[st
         refunds.payer == calls.payer,
         refunds.provider == calls.provider,
         refunds.called_ms == calls.created_ms,
+        calls.state.in_((CallState.CONSUMED.value, CallState.REORGED.value)),
         payments.chain_id == terms.chain_id,
         payments.asset == terms.asset,
         or_(and_(refunds.is_credit, is_credit), and_(~refunds.is_credit, is_transfer)),
