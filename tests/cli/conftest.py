@@ -48,6 +48,7 @@ class FakeGateway(ThreadingHTTPServer):
         """The responses to requests of CSV files, in order."""
         self.balance = 10**9
         self.chain_id = CHAIN
+        self.base_fee_wei = 1
         self.stream: Iterator[bytes] | None = None
         """The parts of an event stream, the response to the next call. A part may wait for its test."""
 
@@ -202,7 +203,7 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
             "eth_chainId": hex(gateway.chain_id),
             "eth_estimateGas": hex(50_000),
             "eth_maxPriorityFeePerGas": "0x1",
-            "eth_getBlockByNumber": {"baseFeePerGas": "0x1"},
+            "eth_getBlockByNumber": {"baseFeePerGas": hex(gateway.base_fee_wei)},
             "eth_getBalance": hex(10**18),
             "eth_call": "0x" + gateway.balance.to_bytes(32, "big").hex(),
             "eth_getTransactionCount": hex(0 if params[1:] == ["finalized"] else len(gateway.mined)),

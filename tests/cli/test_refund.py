@@ -74,7 +74,7 @@ def test_nothing_is_sent_by_a_program_that_does_not_say_yes(run, gateway, provid
     gateway.call = call_of(str(provider))
     done = run("history", "refund", CALL_ID, "--send", "--rpc", f"{CHAIN}={gateway.url}/node")
     assert (done.exit_code, "add --yes" in done.output) == (2, True), done.output
-    assert "Sends 0.01 USDC" in done.output
+    assert f"Sends 0.01 USDC (token {USDC})" in done.output
     assert f"to {Address.parse(PAYER)}" in done.output
     assert gateway.mined == set()
     assert [one[0] for one in gateway.seen] == ["GET"]
@@ -86,6 +86,42 @@ def test_send_transfers_the_price_and_posts_its_hash(run, gateway, provider):
     assert done.exit_code == 0, done.output
     assert json.loads(gateway.seen[-1][3])["transaction"] in done.output
     assert len(gateway.mined) == 1
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        ([CALL_ID, OTHER_ID, CALL_ID], "call_1 is named twice"),
+        ([f"call_{number}" for number in range(101)], "at most 100"),
+    ],
+)
+def test_calls_that_one_transfer_cannot_refund_send_nothing(run, gateway, calls, told):
+    done = run("history", "refund", *calls, "--send", "--yes", "--rpc", f"{CHAIN}={gateway.url}/node")
+    assert (done.exit_code, told in done.output) == (2, True), done.output
+    assert (gateway.seen, gateway.mined) == ([], set())
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"currency": "EURC"}, "is USDC with 6 decimals"),
+        ({"payment": {"amount": "100000"}}, "is USDC with 6 decimals"),
+        ({"payment": {"asset": f"eip155:{CHAIN}/erc20:{PAYER}"}}, "no token that can be read"),
+    ],
+)
+def test_an_asset_that_the_gateway_describes_wrongly_sends_nothing(run, gateway, provider, changed, told):
+    gateway.call = call_of(str(provider), **changed)
+    done = run("history", "refund", CALL_ID, "--send", "--yes", "--rpc", f"{CHAIN}={gateway.url}/node")
+    assert (done.exit_code, told in done.output) == (1, True), done.output
+    assert gateway.mined == set()
+
+
+def test_a_fee_above_the_limit_sends_nothing(run, gateway, provider):
+    gateway.call = call_of(str(provider))
+    gateway.base_fee_wei = 10**15
+    done = run("history", "refund", CALL_ID, "--send", "--yes", "--rpc", f"{CHAIN}={gateway.url}/node")
+    assert (done.exit_code, "the limit is" in done.output) == (1, True), done.output
+    assert gateway.mined == set()
 
 
 @pytest.mark.parametrize(
@@ -107,11 +143,13 @@ def test_a_record_that_cannot_be_refunded_sends_nothing(changed, told):
 
 def test_calls_of_one_payer_are_one_transfer():
     provider = "0x" + "44" * 20
-    calls = [call_of(provider), call_of(provider, price="0.02", payment={"amount": "20000"})]
+    calls = [call_of(provider), call_of(provider, id=OTHER_ID, price="0.02", payment={"amount": "20000"})]
     due = read_refund_due(calls, sender=Address.parse(provider))
     assert (due.amount, due.asset.decimals, str(due.asset.token)) == (30_000, 6, USDC)
     with pytest.raises(ValueError, match="another payer"):
-        read_refund_due([calls[0], call_of(provider, payer=USDC)], sender=Address.parse(provider))
+        read_refund_due(
+            [calls[0], call_of(provider, id=OTHER_ID, payer=USDC)], sender=Address.parse(provider)
+        )
 
 
 def test_a_transfer_is_posted_until_it_is_deep_enough(capsys):

@@ -15,7 +15,13 @@ from tollway.client import requests
 from tollway.client.errors import CallerFailure
 from tollway.client.exchange import run_blocking
 from tollway.client.fee_limit import format_fee
-from tollway.client.refund_transfer import RefundTransfer, plan_refund, read_refund_due, send_raw
+from tollway.client.refund_transfer import (
+    RefundTransfer,
+    check_refund_calls,
+    plan_refund,
+    read_refund_due,
+    send_raw,
+)
 from tollway.client.requests import GatewayDocument
 from tollway.client.safe_text import format_value, plain_line
 from tollway.money import format_decimal
@@ -73,6 +79,7 @@ def refund_calls(
         )
     if how.is_credit and len(call_ids) > 1:
         raise ValueError("--credit is for one call at a time")
+    check_refund_calls(call_ids)
     transaction = _send(caller, call_ids, rpc=rpc, yes=yes) if how.is_sent else how.transaction
     request = requests.refund_calls(call_ids, transaction)
     command = f"tollway history refund {' '.join(map(quote_word, call_ids))} --transaction {transaction}"
@@ -126,9 +133,10 @@ def describe_transfer(planned: RefundTransfer, *, calls: int) -> str:
     due = planned.due
     amount = f"{format_decimal(due.amount, decimals=due.asset.decimals)} {due.asset.symbol}"
     fee = format_fee(due.asset.chain_id, planned.fee.max_wei)
+    token = "" if due.asset.token is None else f" (token {due.asset.token})"
     named = "1 call" if calls == 1 else f"{calls} calls"
     return plain_line(
-        f"Sends {amount} on {describe_network(due.asset.chain_id)} to {due.payer}, who paid for {named}; network fee at most {fee}."
+        f"Sends {amount}{token} on {describe_network(due.asset.chain_id)} to {due.payer}, who paid for {named}; network fee at most {fee}."
     )
 
 

@@ -5,13 +5,14 @@ payment: it is not in the store of payments, and no call spends it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tollway.client.call_io import NodeError, NodeIo, UnsignedTransfer
-from tollway.client.errors import CannotPay
-from tollway.client.fee_limit import NetworkFee
+from tollway.client.errors import CannotPay, FeeAboveMax
+from tollway.client.fee_limit import NetworkFee, limit_fee
 from tollway.client.transfer import (
+    PaymentSource,
     build_transaction,
     check_gas_funds,
     check_node,
@@ -19,10 +20,12 @@ from tollway.client.transfer import (
     explain_shortfall,
     fetch_balance,
     fetch_fee,
+    find_asset,
     native_asset,
     query_number,
 )
 from tollway.ids import Address, ChainId, parse_network
+from tollway.ledger.refunds import REFUND_CALLS_MAX
 from tollway.money import Asset
 
 
@@ -43,8 +46,18 @@ class RefundTransfer:
     fee: NetworkFee
 
 
+def check_refund_calls(call_ids: Sequence[str]) -> None:
+    """Raises ValueError for calls that no request of one transfer may name."""
+    if len(call_ids) > REFUND_CALLS_MAX:
+        raise ValueError(f"name at most {REFUND_CALLS_MAX} calls: one transfer refunds no more")
+    twice = next((one for at, one in enumerate(call_ids) if one in call_ids[:at]), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is named twice; a call is refunded once")
+
+
 def read_refund_due(calls: Sequence[Mapping[str, Any]], *, sender: Address) -> RefundDue:
     """The transfer that refunds these records of `/history`, which are not empty. Raises ValueError where one transfer of `sender` cannot."""
+    check_refund_calls([str(call.get("id")) for call in calls])
     due = [_read_call(call, sender=sender) for call in calls]
     first = due[0]
     for call, one in zip(calls, due, strict=True):
@@ -82,7 +95,7 @@ def _read_call(call: Mapping[str, Any], *, sender: Address) -> RefundDue:
 
 
 def _read_asset(call: Mapping[str, Any], payment: Mapping[str, Any]) -> Asset:
-    """The decimals follow from the price and the amount, which are of one value."""
+    """As the gateway describes it; `plan_refund` verifies it. The decimals follow from the price and the amount, which are of one value."""
     network, _, reference = str(payment.get("asset")).partition("/")
     kind, _, token = reference.partition(":")
     value, amount = str(call.get("price")), str(payment.get("amount"))
@@ -105,9 +118,10 @@ def _find_decimals(price: str, amount: int) -> int:
 
 
 async def plan_refund(io: NodeIo, due: RefundDue, *, sender: Address) -> RefundTransfer:
-    """The unsigned transfer. Raises `CannotPay`, `FeeAboveMax` and `NodeUnreachable`; nothing is sent."""
+    """The unsigned transfer, of an asset that a preset or its contract describes as the gateway does. Raises `CannotPay`, `FeeAboveMax` and `NodeUnreachable`; nothing is sent."""
     chain_id = due.asset.chain_id
     await check_node(io, chain_id)
+    await _check_asset(io, due.asset, sender=sender)
     balance = await fetch_balance(io, due.asset, sender)
     if balance < due.amount:
         raise CannotPay(
@@ -115,6 +129,9 @@ async def plan_refund(io: NodeIo, due: RefundDue, *, sender: Address) -> RefundT
         )
     to, value, calldata = build_transaction(due.asset, due.payer, due.amount)
     fee = await fetch_fee(io, chain_id, await estimate_gas(io, chain_id, sender, to, value, calldata))
+    excess = limit_fee(due.asset, due.amount, None).find_excess(fee)
+    if excess is not None:
+        raise FeeAboveMax(f"{excess}.")
     await check_gas_funds(io, native_asset(chain_id), value + fee.max_wei, sender)
     nonce = await query_number(io, chain_id, "eth_getTransactionCount", str(sender), "pending")
     unsigned = UnsignedTransfer(
@@ -128,6 +145,22 @@ async def plan_refund(io: NodeIo, due: RefundDue, *, sender: Address) -> RefundT
         tip_wei=fee.tip_wei,
     )
     return RefundTransfer(due=due, unsigned=unsigned, fee=fee)
+
+
+async def _check_asset(io: NodeIo, asset: Asset, *, sender: Address) -> None:
+    """As of every payment: a source other than the gateway describes the asset equally."""
+    source = PaymentSource(payer=sender, chains=frozenset({asset.chain_id}), gateway="", assets={})
+    if asset.token is None:
+        known: Asset | None = native_asset(asset.chain_id)
+    else:
+        known = await find_asset(io, asset.chain_id, asset.token, source)
+    if known is None or replace(known, domain=None) != asset:
+        described = (
+            "no token that can be read" if known is None else f"{known.symbol} with {known.decimals} decimals"
+        )
+        raise CannotPay(
+            f"The gateway says that the calls cost {asset.symbol} with {asset.decimals} decimals, but {asset.token or 'the native currency'} is {described}."
+        )
 
 
 async def send_raw(io: NodeIo, chain_id: ChainId, raw: bytes) -> str | None:

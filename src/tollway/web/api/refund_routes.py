@@ -14,6 +14,7 @@ from starlette.routing import Route, Router
 from tollway.errors import FieldError, Problem, refuse
 from tollway.ids import CallId, TxHash
 from tollway.ledger.records import CallRecord
+from tollway.ledger.refunds import REFUND_CALLS_MAX
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import (
@@ -26,9 +27,6 @@ from tollway.web.api.history_routes import (
 from tollway.web.http.book_turns import leave_turn
 from tollway.web.http.json import find_unknown_members, parse_json_object
 from tollway.web.http.problems import refuse_fields
-
-REFUND_CALLS_MAX = 100
-"""The most calls of one transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
