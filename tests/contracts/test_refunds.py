@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select, update
 
+from tests.kit.ledger_channels import buy, open_channel
 from tests.kit.ledger_records import (
     NOW_MS,
     PAYEE,
@@ -39,6 +40,7 @@ from tollway.ledger.refunds import (
 from tollway.ledger.sales import DAY_MS, HOUR_MS, SalesQuery, SpendingQuery
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.engine.database import Database
+from tollway.storage.ledger import refunds as refund_store
 from tollway.storage.ledger.call_terms import KnownTerms
 from tollway.storage.ledger.closed_periods import ClosedPeriods
 from tollway.storage.ledger.ledger_batch import BatchRules, Drop, LedgerBatch
@@ -55,10 +57,10 @@ def transfer(value_units: int, name: str = "refund", **fields: Any) -> NewPaymen
     return new_payment(value_units, name, **{"payer": PAYEE, "payee": PAYER, "is_final": False, **fields})
 
 
-async def charge(ledger: Any, units: int = 4, **fields: Any) -> CallId:
+async def charge(ledger: Any, units: int = 4, *, created_ms: int = NOW_MS, **fields: Any) -> CallId:
     """A charged call of that price, with a payment of its own."""
     paid = await pay(ledger, units, f"payment {next(_NUMBERS)}", **fields)
-    claim = claim_on(paid, units)
+    claim = claim_on(paid, units, created_ms=created_ms)
     assert isinstance(await ledger.claim(claim), Claimed)
     await ledger.close(close_of(claim, CallState.CONSUMED))
     return claim.call_id
@@ -186,6 +188,18 @@ async def test_the_provider_shows_a_transfer_again_that_left_its_chain(ledger: A
     assert await refunded_units(ledger, call_id) == 4
 
 
+async def test_a_credit_that_is_given_during_a_restore_is_not_recorded(
+    ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call_id = await charge(ledger)
+    read = iter([None, NOW_MS - 1])
+    monkeypatch.setattr(refund_store, "held_before_ms", lambda connection: next(read))
+    with pytest.raises(StorageUnavailable):
+        await ledger.record_credit(call_id, now_ms=NOW_MS)
+    assert await refunded_units(ledger, call_id) is None
+    assert await ledger.find_payments(credit_hash(call_id)) == ()
+
+
 async def test_a_call_that_was_refunded_meanwhile_keeps_that_refund(ledger: Any) -> None:
     call_id, other = await charge(ledger), await charge(ledger)
     await refund(ledger, transfer(8), call_id, other)
@@ -205,6 +219,29 @@ async def test_a_transfer_that_was_verified_before_a_restore_is_not_recorded(led
         await refund(ledger, transfer(4), call_id)
     assert await refunded_units(ledger, call_id) is None
     assert await ledger.find_payments(tx_hash("refund")) == ()
+
+
+async def test_a_call_on_a_channel_gets_no_credit(ledger: Any) -> None:
+    """Its price may still be unclaimed, and a credit is final."""
+    claim = await buy(ledger, await open_channel(ledger))
+    refused = NotRefundable(fault=RefundFault.ON_CHANNEL, call_id=claim.call_id)
+    assert await ledger.record_credit(claim.call_id, now_ms=NOW_MS) == refused
+    assert await refunded_units(ledger, claim.call_id) is None
+    assert await ledger.find_payments(credit_hash(claim.call_id)) == ()
+
+
+async def test_a_call_of_before_a_restore_gets_no_credit(ledger: Any) -> None:
+    """The lost part of the database may have had this credit, spent."""
+    call_id = await charge(ledger)
+    await ledger.mark_restored(origin=operator_origin())
+    refused = NotRefundable(fault=RefundFault.RESTORED, call_id=call_id)
+    assert await ledger.record_credit(call_id, now_ms=NOW_MS) == refused
+    assert await refunded_units(ledger, call_id) is None
+    assert await ledger.find_payments(credit_hash(call_id)) == ()
+    later = await charge(ledger, created_ms=NOW_MS + 1)
+    assert await ledger.record_credit(later, now_ms=NOW_MS) == CallsRefunded(units=(4,))
+    await ledger.release_held(origin=operator_origin())
+    assert await ledger.record_credit(call_id, now_ms=NOW_MS) == CallsRefunded(units=(4,))
 
 
 @pytest.mark.parametrize("round_", range(4))

@@ -29,6 +29,8 @@ class RefundFault(StrEnum):
     DIFFERENT_PAYERS = "different_payers"
     ABOVE_PRICE = "above_price"
     BELOW_CALLS = "below_calls"
+    ON_CHANNEL = "on_channel"
+    RESTORED = "restored"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,16 @@ def find_refund_fault(calls: Sequence[CallRecord]) -> NotRefundable | None:
             fault = RefundFault.DIFFERENT_PAYERS
         if fault is not None:
             return NotRefundable(fault=fault, call_id=call.id)
+    return None
+
+
+def find_credit_fault(call: CallRecord, *, held_before_ms: int | None) -> NotRefundable | None:
+    """Why this call cannot be given back as credit, which is final at once. The price of a call on a channel may still be unclaimed. A restored database may
+    miss an earlier credit of a call of before the restore."""
+    if call.rail is Rail.CHANNEL:
+        return NotRefundable(fault=RefundFault.ON_CHANNEL, call_id=call.id)
+    if held_before_ms is not None and call.created_ms <= held_before_ms:
+        return NotRefundable(fault=RefundFault.RESTORED, call_id=call.id)
     return None
 
 
@@ -120,5 +132,6 @@ class RefundLedger(Protocol):
         ...
 
     async def record_credit(self, call_id: CallId, *, now_ms: int) -> RefundOutcome:
-        """Gives the price of the call back as credit. A repeat has the same outcome and changes nothing."""
+        """Gives the price of the call back as credit. A repeat has the same outcome and changes nothing. Raises `StorageUnavailable` where a restore was
+        recorded meanwhile."""
         ...

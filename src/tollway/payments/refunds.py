@@ -221,8 +221,11 @@ _FAULTS = {
     RefundFault.DIFFERENT_PAYERS: "The calls have other payers, networks, assets or payees. Refund those of one payer and one payee by one transfer.",
     RefundFault.ABOVE_PRICE: "The transfer is above the price of the calls. Name all calls that it refunds, or send a transfer of at most their prices.",
     RefundFault.BELOW_CALLS: "The transfer is too small for this call. Name fewer calls.",
+    RefundFault.ON_CHANNEL: "The call was paid on a channel, whose money may not have moved yet, so it gets no credit. Send a transfer instead.",
+    RefundFault.RESTORED: "The call is older than the restore of this gateway's database, which may miss an earlier credit. Ask the operator to release what the restore holds, or send a transfer.",
 }
 _CODES = {
     RefundFault.ABOVE_PRICE: Code.REFUND_TRANSFER_REFUSED,
     RefundFault.BELOW_CALLS: Code.REFUND_TRANSFER_REFUSED,
+    RefundFault.RESTORED: Code.PAYMENT_HELD,
 }

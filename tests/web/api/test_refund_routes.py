@@ -297,3 +297,9 @@ async def test_a_provider_gives_the_price_back_as_credit(harness: RefundHarness)
     (credit,) = await harness.ledger.find_payments(TxHash.parse(refund["transaction"]))
     assert (credit.payer, credit.payee, credit.remaining_units) == (PAYER, PAYEE, PRICE)
     assert harness.chain.request_count == 0
+
+
+async def test_a_call_of_before_a_restore_gets_no_credit(harness: RefundHarness) -> None:
+    call_id = await harness.charge()
+    await harness.ledger.mark_restored(origin=operator_origin(NOW_MS + 1_000))
+    assert await harness.refused(call_id, credit=True) == (409, "payment_held", "restored")

@@ -19,6 +19,7 @@ from tollway.ledger.refunds import (
     TransferUsed,
     credit_hash,
     divide_transfer,
+    find_credit_fault,
     find_refund_fault,
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -78,7 +79,15 @@ class RefundStore:
         return await write_retried(self._database, work)
 
     async def record_credit(self, call_id: CallId, *, now_ms: int) -> RefundOutcome:
-        return await write_retried(self._database, partial(self._credit, call_id=call_id, now_ms=now_ms))
+        def work(connection: Connection) -> RefundOutcome:
+            held_before = held_before_ms(connection)
+            outcome = self._credit(connection, call_id, held_before_ms=held_before, now_ms=now_ms)
+            # Read again last, as in `record_refund`.
+            if held_before_ms(connection) != held_before:
+                raise StorageUnavailable("The database was restored while the credit was given; try again.")
+            return outcome
+
+        return await write_retried(self._database, work)
 
     def _record(
         self, connection: Connection, transfer: NewPayment, call_ids: Sequence[CallId], *, now_ms: int
@@ -121,12 +130,14 @@ class RefundStore:
             return TransferUsed()
         return CallsRefunded(units=tuple(units[call_id] for call_id in call_ids))
 
-    def _credit(self, connection: Connection, call_id: CallId, *, now_ms: int) -> RefundOutcome:
+    def _credit(
+        self, connection: Connection, call_id: CallId, *, held_before_ms: int | None, now_ms: int
+    ) -> RefundOutcome:
         _lock_calls(connection, [call_id])
         (call,) = self._read(connection, [call_id])
         if call.refund is not None and call.refund.is_credit:
             return CallsRefunded(units=(call.refund.units,))
-        fault = find_refund_fault([call])
+        fault = find_refund_fault([call]) or find_credit_fault(call, held_before_ms=held_before_ms)
         if fault is not None:
             return fault
         credit = _credit_of(call)
