@@ -440,9 +440,9 @@ class LedgerBatch:
         )
         # Another error means that the provider has decided the call.
         is_ours = request.error == (None if drop.close is None else drop.close.error)
-        # A refunded call keeps its charge.
-        may_move = is_ours and not request.is_refunded
-        if after is None or (call.state is CallState.CONSUMED and not may_move):
+        if after is None or (call.state is CallState.CONSUMED and not is_ours):
+            return Fenced()
+        if request.is_refunded:  # it keeps its charge
             return Fenced()
         values = (
             {} if call.state is CallState.CONSUMED or drop.close is None else self._end_values(drop.close)
