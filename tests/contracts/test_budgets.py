@@ -5,10 +5,17 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.test_metered_calls import MAX, charge, metered_claim, usage_of
+from tests.contracts.test_metered_calls import MAX, METERING, charge, metered_claim, usage_of
 from tests.kit.budget_crowd import run_crowd
 from tests.kit.budgets import OTHER_OWNER, OWNER, bind, policy_of, store
-from tests.kit.ledger_channels import buy, deposit_claim, open_channel, reread, voucher_claim
+from tests.kit.ledger_channels import (
+    buy,
+    deposit_claim,
+    open_channel,
+    open_deposit,
+    reread,
+    voucher_claim,
+)
 from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,
@@ -184,6 +191,28 @@ async def test_the_calls_of_a_channel_count_and_its_deposit_does_not(ledger: Any
     assert (await reread(ledger, channel)).announced == 20
     await buy(ledger, channel, 10)
     assert await spent(ledger) == (30, 30, 30, 30)
+
+
+@pytest.mark.parametrize(
+    ("end", "after", "counted_units"),
+    [
+        pytest.param({}, CallState.CONSUMED, usage_of(2).actual_units, id="bought"),
+        pytest.param({"is_orphaned": True}, CallState.RELEASED, 0, id="credit"),
+        pytest.param({"transfer": None}, CallState.RELEASED, 0, id="void"),
+    ],
+)
+async def test_a_price_that_is_known_before_the_deposit_settles_counts_from_its_end_on(
+    ledger: Any, end: dict[str, Any], after: CallState, counted_units: int
+) -> None:
+    await bind(ledger, policy_of(maxPerDay="0.00003"))
+    channel = await open_channel(ledger, balance=1_000)
+    claim = await open_deposit(ledger, channel, price_units=MAX, price="0.00002", metering=METERING)
+    await settle(ledger, claim, None, is_metered=True, usage=usage_of(2))
+    assert await spent(ledger) == (MAX,) * 4
+    if "is_orphaned" in end:
+        assert await ledger.mark_orphaned(claim.call_id, epoch=1) is True
+    assert await conclude(ledger, claim, **end) is after
+    assert await spent(ledger) == (counted_units,) * 4
 
 
 async def test_a_repeat_counts_once_and_gets_its_call_beyond_the_limit(ledger: Any) -> None:

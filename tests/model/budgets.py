@@ -132,5 +132,8 @@ class MemoryBudgets:
 
 
 def _nano_of(call: MemoryCall) -> int:
-    units = 0 if call.state is CallState.RELEASED else call.price_units
+    """A price that is known counts once its deposit has settled."""
+    if call.state is CallState.RELEASED:
+        return 0
+    units = call.claim.price_units if call.state is CallState.SETTLING else call.price_units
     return cost_nano_of(units, decimals=call.claim.decimals)

@@ -217,7 +217,9 @@ class LockedRows:
         if call.channel_key is not None:
             lacking_units = due_units - sum(holding.parts.values())
             self.channels.move_call(call.channel_key, call.id, holding.state, lacking_units=lacking_units)
-        if call.budget_nano and (usage is not None or holding.state is CallState.RELEASED):
+        # A deposit's call that knew its price before the deposit settled counts its maximum until now.
+        is_priced = usage is not None or (call.state is CallState.SETTLING and call.actual_units is not None)
+        if call.budget_nano and (is_priced or holding.state is CallState.RELEASED):
             left_units = 0 if holding.state is CallState.RELEASED else due_units
             columns |= self._count_less(call, left_units)
         self.change(call, state=holding.state.value, moved_ms=moved_ms, **columns)
