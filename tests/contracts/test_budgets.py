@@ -11,6 +11,8 @@ from tests.kit.budgets import OTHER_OWNER, OWNER, bind, policy_of, store
 from tests.kit.ledger_channels import (
     buy,
     deposit_claim,
+    end_call,
+    open_call,
     open_channel,
     open_deposit,
     reread,
@@ -28,6 +30,7 @@ from tests.kit.ledger_records import (
 from tests.kit.ledger_steps import conclude, learn_terms, pay, settle
 from tollway.ids import Address, ListingId
 from tollway.ledger.budgets import Budget, NoBudget, NonceTooLow, TooManyPending
+from tollway.ledger.channels import ChannelBusy
 from tollway.ledger.ledger import BudgetExceeded, Claimed, NonceUsed
 from tollway.ledger.records import CallState, KeyTaken
 from tollway.storage.engine.database import Database
@@ -213,6 +216,19 @@ async def test_a_price_that_is_known_before_the_deposit_settles_counts_from_its_
         assert await ledger.mark_orphaned(claim.call_id, epoch=1) is True
     assert await conclude(ledger, claim, **end) is after
     assert await spent(ledger) == (counted_units,) * 4
+
+
+async def test_a_call_of_unknown_outcome_says_first_that_it_has_the_channel(ledger: Any) -> None:
+    """So that the next voucher releases it, which gives back what it counts."""
+    await bind(ledger, policy_of(maxPerDay="0.00001"))
+    channel = await open_channel(ledger)
+    lost = await open_call(ledger, channel)
+    await end_call(ledger, lost, CallState.UNKNOWN)
+    again = voucher_claim(await reread(ledger, channel), 10)
+    assert await ledger.claim(again) == ChannelBusy(call_id=lost.call_id, state=CallState.UNKNOWN)
+    await ledger.resolve(lost.call_id, CallState.RELEASED, now_ms=NOW_MS)
+    assert isinstance(await ledger.claim(again), Claimed)
+    assert await spent(ledger) == (10,) * 4
 
 
 async def test_a_repeat_counts_once_and_gets_its_call_beyond_the_limit(ledger: Any) -> None:

@@ -1,14 +1,18 @@
 """Calls of a wallet that is bound to an owner, through the whole pipeline: what is refused, before what is asked, and that no refusal asks for money."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.kit.budgets import bind, policy_of, store
+from tests.kit.channel_sales import ChannelCaller, ChannelSales
 from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer, has_terms
+from tests.kit.upstream import hang_up, plain
 from tollway.ids import Address, TxHash, keccak256
+from tollway.ledger.records import CallState
 from tollway.spending_policy import SpendingPolicy
 
 
@@ -17,6 +21,19 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway() as made:
         made.access.find_binding = made.ledger.find_binding
         yield made
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[ChannelCaller]:
+    """With a deposit of 1 USDC, at a gateway that sells calls for 0.01; one call is charged."""
+    async with open_gateway(kind=ChannelSales, settle_wait_s=0.2) as made:
+        assert isinstance(made, ChannelSales)
+        made.access.find_binding = made.ledger.find_binding
+        await made.channel_networks.refresh()
+        await made.publish()
+        caller = ChannelCaller.funded(made, 10**8)
+        assert (await caller.open(1_000_000, ceiling=10_000)).status == 200
+        yield caller
 
 
 def policy(gateway: InProcessGateway, agent: Address, **members: Any) -> SpendingPolicy:
@@ -87,6 +104,70 @@ async def test_an_authorization_beyond_the_budget_is_refused_before_the_chain_is
     assert (answer.problem["paymentState"], answer.problem["limit"]) == ("none", "maxTotal")
     assert not has_terms(answer)
     assert gateway.chain.requests.total() == before
+
+
+async def revoke_all(channel: ChannelCaller) -> None:
+    """Binds the wallet, and revokes its policy."""
+    ledger, now_ms = channel.gateway.ledger, channel.gateway.now_ms
+    bound = policy(channel.gateway, channel.signer.address, maxTotal="1")
+    await bind(ledger, bound, now_ms)
+    await ledger.revoke_policy(bound.owner, bound.agent, nonce=2, is_unbinding=False, now_ms=now_ms)
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "deposit", "name", "balance"),
+    [
+        pytest.param(20_000, None, 0, 1_000_000, id="good"),
+        pytest.param(10_000, None, 0, 1_000_000, id="corrected"),
+        pytest.param(20_000, None, 0, 10_000, id="above the balance"),
+        pytest.param(20_000, 1_000_000, 0, 1_000_000, id="with a deposit"),
+        pytest.param(10_000, None, 1, 0, id="new channel"),
+    ],
+)
+async def test_a_voucher_beyond_the_budget_is_refused_before_the_chain_is_asked(
+    channel: ChannelCaller, ceiling: int, deposit: int | None, name: int, balance: int
+) -> None:
+    """Also before the corrective 402, which asks for a voucher that no claim would grant."""
+    gateway = channel.gateway
+    await revoke_all(channel)
+    rows = gateway.ledger.rows.channels
+    for key, known in rows.items():
+        rows[key] = replace(known, facts=replace(known.facts, balance=balance))
+    before = gateway.chain_requests
+    signer = channel.signs(salt=bytes([name] * 32), deposit_salt=b"\x02" * 32)
+    answer = await (signer.spend(ceiling) if deposit is None else signer.open(deposit, ceiling=ceiling))
+    assert (answer.status, answer.problem["code"]) == (403, "budget_exceeded")
+    assert answer.problem["reason"] == "no_policy_in_force"
+    assert not has_terms(answer)
+    assert gateway.chain_requests == before
+    assert gateway.served == 1
+
+
+async def test_a_call_of_unknown_outcome_does_not_block_the_voucher_that_releases_it(
+    channel: ChannelCaller,
+) -> None:
+    """What it counts is all that the day allows. The next voucher releases it, and buys a call with what came back."""
+    gateway = channel.gateway
+    await bind(gateway.ledger, policy(gateway, channel.signer.address, maxPerDay="0.01"), gateway.now_ms)
+    gateway.upstream.answer = hang_up
+    unknown = await channel.spend(20_000)
+    assert (unknown.status, unknown.problem["paymentState"]) == (504, "held")
+    gateway.upstream.answer = plain()
+    assert (await channel.spend(20_000, target="/another")).status == 200
+    states = {call.id: call.state for call in await gateway.history()}
+    assert states[unknown.problem["callId"]] is CallState.RELEASED
+    assert (await channel.spend(30_000)).problem["code"] == "budget_exceeded"
+
+
+async def test_a_deposit_of_unknown_outcome_is_shown_again_beyond_the_limit(channel: ChannelCaller) -> None:
+    """What its call counts is all that the day allows, and goes back by the same request."""
+    gateway = channel.gateway
+    await bind(gateway.ledger, policy(gateway, channel.signer.address, maxPerDay="0.01"), gateway.now_ms)
+    again = channel.signs(deposit_salt=b"\x02" * 32)
+    gateway.upstream.answer = hang_up
+    assert (await again.open(1_000_000, ceiling=20_000)).problem["paymentState"] == "held"
+    gateway.upstream.answer = plain()
+    assert (await again.open(1_000_000, ceiling=20_000)).status == 200
 
 
 async def test_a_listing_is_bought_by_its_tag(gateway: InProcessGateway) -> None:

@@ -39,6 +39,7 @@ from tollway.gateway.routing import Route
 from tollway.gateway.settled_payment import SettledPayment, SettledRail
 from tollway.identity.signatures import recover
 from tollway.ids import Address, CallId, ChainId, ChannelId, TxHash
+from tollway.ledger.budgets import cost_nano_of
 from tollway.ledger.channels import (
     CeilingMismatch,
     Channel,
@@ -443,11 +444,12 @@ class ChannelPayment(SettledPayment):
             self._deposit = await self._check_deposit(self.proof.request, channel)
         if channel is None:
             channel = await self._open_channel()
-        self._check_ceiling(channel)
+        await self._check_ceiling(channel)
         deposit_units = 0 if self._deposit is None else self._deposit.authorization.base_units
         ceiling = self.proof.voucher.ceiling
         if ceiling > channel.balance_units + deposit_units:
             # Another account may have deposited: the balance is read again, once.
+            await self._check_budget(channel)
             channel = await self._renew_channel(channel)
             if ceiling > channel.balance_units + deposit_units:
                 raise self._correct(channel)
@@ -495,11 +497,23 @@ class ChannelPayment(SettledPayment):
             )
         return replace(BUSY, call_id=call_id)
 
-    def _check_ceiling(self, channel: Channel) -> None:
+    async def _check_budget(self, channel: Channel | None) -> None:
+        """Precedes each look at the chain and each corrective 402, and nothing else: a repeat gets its call beyond the limit, and the claim decides. Raises Refusal."""
+        assert self.asset is not None  # `check` sets both
+        assert self.payer is not None
+        cost_nano = cost_nano_of(self.units, decimals=self.asset.decimals)
+        if channel is not None and channel.reserved_state is CallState.UNKNOWN:
+            cost_nano = 0  # the claim may release that call, and what it counts goes back
+        problem = await self.active.check_budget(self.payer, currency=self.asset.symbol, cost_nano=cost_nano)
+        if problem is not None:
+            raise Refusal(problem)
+
+    async def _check_ceiling(self, channel: Channel) -> None:
         """The voucher adds a maximum that counts. The call costs the lowest one."""
         assert self.asset is not None
         step_units = self.proof.voucher.ceiling - channel.announced
         if all(one.price.units_in(self.asset) != step_units for one in self._counting):
+            await self._check_budget(channel)
             raise self._correct(channel)
         self._step_units, self._before = step_units, channel.announced
 
@@ -543,6 +557,7 @@ class ChannelPayment(SettledPayment):
 
     async def _open_channel(self) -> Channel:
         voucher, rail = self.proof.voucher, self._rail
+        await self._check_budget(None)
         facts = await self._fetch_facts()
         if facts.balance == 0 and self._deposit is None:
             raise Refusal(explain_channel(ChannelReason.NOT_FOUND))
@@ -589,6 +604,7 @@ class ChannelPayment(SettledPayment):
                 if self._may_be_answered(known):
                     raise Refusal(self._explain_busy(known.call_id, CallState.SETTLING))
                 return None
+        await self._check_budget(channel)
         rules = rail.channel_rules[self.chain_id]
         cost_units = rules.cost_units(asset, rail.chains.gas_price_wei(self.chain_id) or 0)
         floor = find_deposit_floor(self.units, cost_units=cost_units)

@@ -21,7 +21,15 @@ from typing import NamedTuple
 
 from tollway.ids import METHOD_LENGTH_MAX, Address, CallId, ChainId, TxHash, is_storable
 from tollway.ledger.budgets import NO_SPENDING, BatchSpending
-from tollway.ledger.channels import Channel, ChannelClaim, ChannelName, decide_voucher, reserve_channel
+from tollway.ledger.channels import (
+    Channel,
+    ChannelBusy,
+    ChannelClaim,
+    ChannelName,
+    ChannelState,
+    decide_voucher,
+    reserve_channel,
+)
 from tollway.ledger.ledger import (
     AuthorizationTaken,
     Claim,
@@ -601,6 +609,10 @@ class _BatchDecision:
             return _refused(claim, Unspendable(is_held=False))
         if authorization is None and claim.payment_id != channel.payment_id:
             return _refused(claim, Unspendable(is_held=False))
+        is_unknown = channel.reserved_state is CallState.UNKNOWN
+        if is_unknown and channel.reserved_call is not None and channel.state is ChannelState.OPEN:
+            # The next voucher releases this call, and what it counts goes back to the budget.
+            return _refused(claim, ChannelBusy(call_id=channel.reserved_call, state=CallState.UNKNOWN))
         beyond_budget = self._spending.refuse(claim)
         if beyond_budget is not None:
             return _refused(claim, beyond_budget)
