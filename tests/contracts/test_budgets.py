@@ -336,6 +336,15 @@ async def test_pending_policies_are_bounded_and_dropped_in_time(ledger: Any) -> 
     assert {one.agent for one in await ledger.list_owned(OWNER, limit=10)} == {agents[0], agents[2]}
 
 
+async def test_a_revocation_outlives_the_policies_that_are_dropped(ledger: Any) -> None:
+    """Also one of a policy that no agent accepted: else the revoked policy could be stored again."""
+    policy = policy_of(maxTotal="1")
+    await store(ledger, policy)
+    await ledger.revoke_policy(OWNER, PAYER, nonce=2, is_unbinding=False, now_ms=NOW_MS)
+    assert await ledger.prune_pending(before_ms=NOW_MS + 1) == 0
+    assert await store(ledger, policy) == NonceTooLow(nonce=2)
+
+
 # ---- Two gateways.
 
 

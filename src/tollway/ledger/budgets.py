@@ -260,7 +260,7 @@ class BudgetLedger(Protocol):
         ...
 
     async def prune_pending(self, *, before_ms: int) -> int:
-        """Deletes the policies that were stored before and that no agent accepted. The nonces of a wallet that once accepted stay."""
+        """Deletes the policies that were stored before and that no agent accepted. The nonces of a revocation, and of a wallet that once accepted, stay."""
         ...
 
 

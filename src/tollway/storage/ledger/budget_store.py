@@ -153,9 +153,11 @@ def _revoke(
 
 def _prune(connection: Connection, *, before_ms: int) -> int:
     columns = budget_table.c
-    old = and_(text("bound_ms IS NULL"), columns.stored_ms < before_ms)
+    # A row without a policy keeps the nonce of a revocation.
+    is_pending = and_(text("bound_ms IS NULL"), columns.policy.is_not(None))
+    old = and_(is_pending, columns.stored_ms < before_ms)
     deleted = connection.execute(delete(budget_table).where(old, columns.accepted_nonce.is_(None))).rowcount
-    once_bound = update(budget_table).where(old, columns.policy.is_not(None))
+    once_bound = update(budget_table).where(old)
     return deleted + connection.execute(once_bound.values(policy=None, signature=None)).rowcount
 
 
