@@ -151,6 +151,14 @@ def test_after_a_request_without_a_response_the_voucher_of_the_call_is_a_proof()
     assert found.charged == 600
 
 
+def test_a_voucher_of_an_earlier_call_that_a_claim_has_announced_is_a_proof() -> None:
+    """The earlier call has cost nothing of its maximum, so this call signs the same ceiling again."""
+    sent = replace(SENT, pending=replace(PENDING, signed_before=600))
+    found = heal_channel(sent, correct(600, 600, claimed=300), None, is_doubtful=False)
+    assert isinstance(found, OwnChannel)
+    assert (found.charged, found.ceiling, found.pending) == (600, 600, None)
+
+
 def test_a_balance_with_the_deposit_ends_its_flight() -> None:
     sent = replace(SENT, deposit=HELD)
     for balance, deposit in ((300_999, HELD), (301_000, None)):

@@ -296,6 +296,23 @@ async def test_a_metered_call_charges_at_its_head_what_its_answer_has_used(gatew
     assert (await caller.spend(PRICE + 1_700 + PRICE)).status == 200
 
 
+async def test_a_metered_client_goes_on_after_a_claim_has_announced_its_newest_voucher(
+    gateway: ChannelSales,
+) -> None:
+    await gateway.publish(metering=make_metering(TOTAL_TOKENS))
+    caller = ChannelCaller.funded(gateway, FUNDS)
+    assert (await caller.open(DEPOSIT, ceiling=PRICE)).status == 200
+    gateway.upstream.answer = plain(used(7), headers=("Content-Type: application/json",))
+    assert (await caller.spend(2 * PRICE)).status == 200
+    edit_channel(caller, published=2 * PRICE, announced=2 * PRICE)
+    extra = read_corrective(await caller.spend(PRICE + 1_700 + PRICE))["extra"]
+    assert extra["channelState"]["chargedCumulativeAmount"] == str(2 * PRICE)
+    assert extra["voucherState"]["signedMaxClaimable"] == str(2 * PRICE)
+    following = await caller.spend(2 * PRICE + PRICE)
+    assert (following.status, read_response(following)["extra"]["chargedAmount"]) == (200, "0")
+    assert await charged_units(caller) == (2 * PRICE, PRICE + 2 * 1_700)
+
+
 @pytest.mark.parametrize("headers", [(), (KEY,)], ids=["plain", "keyed"])
 async def test_a_metered_call_with_a_deposit_or_a_key_charges_what_it_used(
     gateway: ChannelSales, headers: tuple[tuple[str, str], ...]
@@ -371,9 +388,9 @@ async def test_another_ceiling_gets_the_corrective_402(
 
 @pytest.mark.parametrize(
     ("ceiling", "published", "is_shown"),
-    [(PRICE + 1, 0, True), (PRICE + 1, PRICE, False), (PRICE, PRICE, False), (PRICE - 1, PRICE - 1, False)],
+    [(PRICE + 1, 0, True), (PRICE + 1, PRICE, True), (PRICE, PRICE, True), (PRICE - 1, PRICE - 1, False)],
 )
-async def test_a_voucher_that_is_public_is_not_shown_and_shows_none(
+async def test_a_public_voucher_is_shown_to_all_and_a_private_one_to_a_private_asker(
     opened: ChannelCaller, ceiling: int, published: int, is_shown: bool
 ) -> None:
     edit_channel(opened, published=published)
@@ -1007,7 +1024,6 @@ async def test_a_public_voucher_opens_no_stored_answer(gateway: ChannelSales, op
     edit_channel(opened, published=2 * PRICE)
     answer = await opened.spend(2 * PRICE, KEY)
     assert (answer.status, answer.problem["reason"]) == (402, ChannelReason.CUMULATIVE_MISMATCH.value)
-    assert "voucherState" not in read_corrective(answer)["extra"]
     assert gateway.served == 2
 
 

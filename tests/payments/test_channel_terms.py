@@ -190,7 +190,10 @@ def test_the_response_says_the_charge(
             Voucher(ceiling=1_600, signature=b"\x1b" * 65), False, None, id="a published one was shown"
         ),
         pytest.param(
-            Voucher(ceiling=700, signature=b"\x1b" * 65), True, None, id="the newest one is published"
+            Voucher(ceiling=700, signature=b"\x1b" * 65), True, "700", id="the newest one is published"
+        ),
+        pytest.param(
+            Voucher(ceiling=700, signature=b"\x1b" * 65), False, "700", id="a published one was shown, and it"
         ),
         pytest.param(None, True, None, id="no voucher yet"),
     ],

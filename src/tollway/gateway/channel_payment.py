@@ -518,7 +518,7 @@ class ChannelPayment(SettledPayment):
         self._step_units, self._before = step_units, channel.announced
 
     def _correct(self, channel: Channel) -> Refusal:
-        """The corrective 402. Without a voucher's signature where a stranger could ask for it: the request has a valid voucher of this channel already."""
+        """The corrective 402. A private voucher only where the request shows a private one: anyone can show a public one."""
         assert self.asset is not None
         reason = ChannelReason.CUMULATIVE_MISMATCH
         if self.proof.voucher.ceiling <= channel.facts.total_claimed:

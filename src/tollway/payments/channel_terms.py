@@ -144,12 +144,12 @@ def encode_refund_terms(requirement: PaymentRequirement, *, url: str) -> Header:
 def encode_corrective(
     requirement: PaymentRequirement, channel: Channel, *, url: str, reason: str, shows_voucher: bool
 ) -> Header:
-    """`PAYMENT-REQUIRED` of the corrective 402: that channel alone, with what its payer needs to sign again. `shows_voucher`: adds the newest voucher of the
-    payer, by which the client trusts the announced sum; never one that stood in a transaction."""
+    """`PAYMENT-REQUIRED` of the corrective 402: that channel alone, with what its payer needs to sign again. It adds the newest voucher of the
+    payer, by which the client trusts the announced sum: one that stood in a transaction for every asker, another one where `shows_voucher`."""
     accepted = requirement_json(requirement)
     accepted["extra"]["channelState"] = channel_state_json(channel)
     voucher = channel.candidate
-    if shows_voucher and voucher is not None and voucher.ceiling > channel.published:
+    if voucher is not None and (shows_voucher or voucher.ceiling <= channel.published):
         accepted["extra"]["voucherState"] = {
             "signedMaxClaimable": str(voucher.ceiling),
             "signature": "0x" + voucher.signature.hex(),

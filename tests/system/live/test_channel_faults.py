@@ -255,7 +255,7 @@ async def test_a_claim_pays_the_provider_once(
     assert (await own.escrow(), await own.states()) == ((DEPOSIT, 2 * PRICE), ["charged", "charged"])
     public = await own.spend(2 * PRICE)
     assert (public.status, public.json["reason"]) == (402, ChannelReason.BELOW_CLAIMED)
-    assert "voucherState" not in find_offer(public)["extra"]
+    assert find_offer(public)["extra"]["voucherState"]["signedMaxClaimable"] == str(2 * PRICE)
     assert (await own.spend(3 * PRICE)).status == 200
     await claiming.wait_earned(before + 3 * PRICE)
     await claiming.check_ledger()

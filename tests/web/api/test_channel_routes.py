@@ -11,7 +11,7 @@ import pytest
 from eth_account import Account
 
 from tests.kit.channel_payer import ChannelPayer
-from tests.kit.channel_refunds import DEPOSIT, FUNDS, TOKEN, RefundHarness
+from tests.kit.channel_refunds import DEPOSIT, DUE, FUNDS, TOKEN, RefundHarness
 from tests.kit.databases import open_database
 from tests.kit.payer import PAY_TO, USDC
 from tests.kit.routes import PUBLIC_URL, code_of, make_app, make_context, open_client
@@ -172,6 +172,16 @@ async def test_a_voucher_over_another_sum_is_corrected(routes: Routes, ceiling: 
     assert (state["channelId"], state["chargedCumulativeAmount"]) == (str(routes.payer.channel_id), "300")
     assert ("voucherState" in entry["extra"]) is (ceiling > 0)
     assert await unchanged(routes)
+
+
+async def test_a_public_voucher_is_shown_to_every_asker(routes: Routes) -> None:
+    """The chain shows it already, and a client that has lost it trusts the announced sum by it."""
+    await routes.refunds.buy(DUE)
+    for _ in range(2):
+        await routes.refunds.claims.run_once()
+    answer = await routes.get(routes.refund_payment(0))
+    (entry,) = content_of(answer, "payment-required")["accepts"]
+    assert entry["extra"]["voucherState"]["signedMaxClaimable"] == str(DUE)
 
 
 # ---- The refund.
