@@ -126,6 +126,18 @@ def test_the_other_calls_are_encoded_as_the_stock_package_does(
     assert totals == stock_call("receivers", str(receiver), str(token))
 
 
+@given(ROWS, CONFIGS, UINT256)
+def test_the_nonce_of_a_refund_is_read_from_its_transaction(
+    rows: list[ClaimRow], config: ChannelConfig, nonce: int
+) -> None:
+    claim = contract.encode_claim(rows, signature=SIGNATURE)
+    refund = contract.encode_refund(config, base_units=7, nonce=nonce, signature=SIGNATURE)
+    for calls, expected in (([claim, refund], nonce), ([refund], nonce), ([claim], None), ([], None)):
+        assert contract.read_refund_nonce(contract.encode_multicall(calls)) == expected
+    for calldata in (refund, claim, b""):
+        assert contract.read_refund_nonce(calldata) is None
+
+
 @pytest.mark.parametrize("base_units", [-1, 2**256])
 def test_an_amount_that_does_not_fit_is_not_encoded(base_units: int) -> None:
     with pytest.raises(OverflowError):

@@ -11,7 +11,7 @@ from eth_account import Account
 from tests.kit.channel_payer import ChannelPayer
 from tests.kit.payer import USDC, KeyWallet
 from tests.kit.settlement import SettlementHarness, make_gas_key, record_metrics_into
-from tests.model.rows import MemoryRows, take_nonce
+from tests.model.rows import MemoryRows, store_attempt, take_nonce
 from tollway.chain import channel_contract as contract
 from tollway.chain.channel_contract import SETTLEMENT_CONTRACT
 from tollway.ids import Address, CallId, ChainId, keccak256
@@ -31,6 +31,7 @@ from tollway.payments.channel_claims import OLD_AFTER_MS, ROWS_MAX, ChannelClaim
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.gas import ChannelOutcome, ChannelStep
+from tollway.payments.transactions import read_fees, sign_filler
 
 CHAIN = USDC.chain_id
 assert USDC.token is not None
@@ -482,6 +483,31 @@ async def test_a_claim_whose_nonce_another_transaction_has_used_is_lost(harness:
     await harness.claims.run_once()
     assert harness.steps() == {(ChannelStep.CLAIM, ChannelOutcome.LOST): 1}
     assert len(harness.rows.ended) == 1
+
+
+async def test_a_filler_of_a_nonce_below_is_not_the_claim(harness: Harness) -> None:
+    """It carries the id of the waiting claim. Its gas is booked, as that of no step."""
+    key, rows, chain = make_gas_key(), harness.settlement.ledger.rows, harness.chain
+    chain.is_automining = False
+    rows.lanes[CHAIN, key.address] = 1
+    harness.add(make_payer(1), DUE, deposit=2_000_000)
+    await harness.claims.run_once()
+    (claim_id,) = harness.rows.claims
+    (sent,) = await harness.settlement.gas.attempts_of(claim_id)
+    chain.drop_sent(CHAIN)
+    filler = sign_filler(replace(sent, nonce=0), key, tx_fees=read_fees(sent), now_ms=sent.created_ms)
+    store_attempt(rows, filler)
+    await chain.send_transaction(CHAIN, filler.raw)
+    chain.mine_sent(CHAIN)
+    await harness.claims.run_once()
+    assert (list(harness.rows.claims), harness.rows.ended, harness.steps()) == ([claim_id], [], Counter())
+    await harness.settlement.gas_budget.refresh()
+    assert rows.attempts[CHAIN, filler.tx_hash].cost_wei < filler.fee_max_wei
+    await chain.send_transaction(CHAIN, sent.raw)
+    chain.mine_sent(CHAIN)
+    await harness.claims.run_once()
+    assert len(harness.rows.ended) == 1
+    assert harness.steps()[ChannelStep.CLAIM, ChannelOutcome.DONE] == 1
 
 
 async def test_a_claim_ends_once_a_node_has_seen_its_block(harness: Harness) -> None:

@@ -8,11 +8,19 @@ import pytest
 from tests.kit.channel_refunds import DEPOSIT, DUE, FUNDS, TOKEN, RefundHarness
 from tests.kit.databases import open_database
 from tests.kit.payer import CHAIN, PAY_TO
+from tollway.chain.signer import read_transaction
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
-from tollway.ledger.channels import ChannelState
-from tollway.ledger.records import CallRecord, CallState
+from tollway.ledger.channels import ChannelState, OpenClaim
+from tollway.ledger.records import CallRecord, CallState, SettlementAttempt
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.channel_refunds import AWAY, BUSY, IDLE_MS, REFUND_INTERVAL_MS, UNDECIDED
+from tollway.payments.channel_refunds import (
+    AWAY,
+    BUSY,
+    IDLE_MS,
+    REFUND_INTERVAL_MS,
+    REFUNDED_BY_ANOTHER,
+    UNDECIDED,
+)
 from tollway.payments.channel_wire import ChannelReason
 
 HASTY = replace(DEFAULT_LIMITS, settle_wait_s=0.02)
@@ -223,6 +231,39 @@ async def test_a_channel_whose_refund_reverted_takes_no_call(harness: RefundHarn
 async def test_a_channel_whose_refund_was_paid_takes_calls(harness: RefundHarness) -> None:
     await harness.refund(ceiling=0)
     assert (await harness.read()).state is ChannelState.OPEN
+
+
+async def test_a_refund_that_a_stranger_has_copied_has_paid_the_payer(harness: RefundHarness) -> None:
+    """The stranger's transaction is mined first, and ours reverts: the nonce of the refund is used, so that no more can leave."""
+    await harness.buy(300)
+    add_claim = harness.ledger.add_claim
+
+    async def copy(claim: OpenClaim, attempt: SettlementAttempt) -> object:
+        stored = await add_claim(claim, attempt)
+        harness.chain.call_channels(CHAIN, read_transaction(attempt.raw).calldata)
+        return stored
+
+    harness.ledger.add_claim = copy
+    with pytest.raises(Refusal) as caught:
+        await harness.refund()
+    problem, channel = caught.value.problem, await harness.read()
+    assert (problem.reason, harness.wallet_units) == (ChannelReason.REFUND_FAILED, FUNDS - 300)
+    assert problem.detail == REFUNDED_BY_ANOTHER
+    assert (channel.state, channel.balance_units, channel.reserved_call) == (ChannelState.OPEN, 300, None)
+
+
+async def test_a_refund_that_reverts_where_its_node_lags_has_no_outcome_yet(harness: RefundHarness) -> None:
+    await harness.buy(300)
+
+    async def block_payer() -> None:
+        harness.chain.block_owner(CHAIN, TOKEN, harness.payer.address)
+        harness.chain.channels_lag = 1
+
+    harness.before_send(block_payer)
+    with pytest.raises(Refusal) as caught:
+        await harness.refund()
+    assert caught.value.problem == UNDECIDED
+    assert len(await harness.list_open()) == 1
 
 
 async def test_a_channel_keeps_its_refund_until_the_ledger_has_its_new_balance(

@@ -109,6 +109,15 @@ def read_deposit_valid_before(calldata: bytes) -> int | None:
     return read_number(read_bytes(calldata[4:], _DEPOSIT_DATA), WORD)
 
 
+def read_refund_nonce(calldata: bytes) -> int | None:
+    """The nonce of the refund in the calldata of a multicall; None for one without a refund, and for another call of the contract."""
+    if calldata[:4] != _MULTICALL:
+        return None
+    calls = [read_bytes(element, 0) for element in split_array(calldata[4:])]
+    refund = next((call for call in calls if call[:4] == _REFUND_WITH_SIGNATURE), None)
+    return None if refund is None else read_number(refund[4:], _REFUND_NONCE_WORD)
+
+
 def encode_claim(rows: Sequence[ClaimRow], *, signature: bytes) -> bytes:
     """`claimWithSignature`: one fault in one row reverts all of them. `signature`: of the `receiver_authorizer` of all rows."""
     claims = [
@@ -169,6 +178,9 @@ def encode_config(config: ChannelConfig) -> bytes:
 _ECDSA_BYTES = 65
 _DEPOSIT_DATA = (7 + 3) * WORD
 """The place of the collector's data among the arguments of a deposit, after the config, the amount, the collector and the offset."""
+
+_REFUND_NONCE_WORD = (7 + 1) * WORD
+"""The place of the nonce among the arguments of a refund, after the config and the amount."""
 
 # ---- Views.
 

@@ -25,9 +25,11 @@ from tollway.chain.channel_contract import (
     encode_settle,
     parse_channel_events,
     parse_receiver_totals,
+    read_refund_nonce,
 )
 from tollway.chain.networks import ChainRules
-from tollway.chain.port import ChainFacts, NotMined, SettlementChain
+from tollway.chain.port import ChainFacts, SettlementChain
+from tollway.chain.signer import read_transaction
 from tollway.errors import ChainUnavailable
 from tollway.ids import Address, CallId, ChainId, ListingId, format_id, format_network
 from tollway.ledger.channels import (
@@ -49,7 +51,7 @@ from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.channels import claim_batch_digest
 from tollway.payments.gas import NO_METRICS, ChannelOutcome, ChannelStep, GasBudget, SettlementMetrics
 from tollway.payments.nonces import NonceSequence
-from tollway.payments.transactions import SentCall, resend, sign_next
+from tollway.payments.transactions import SentCall, is_filler, resend, sign_next
 
 ROWS_MAX = 25
 """How many channels one transaction claims: about 17,000 gas and 700 bytes each."""
@@ -378,39 +380,50 @@ class ChannelClaims:
         """Ends a claim whose transaction is mined, or can never be: the chain then says what was claimed. Another one waits; the replacer of
         transactions sends it again. A look at a node that has not seen the block of the transaction counts for nothing. A refund has its channel until the ledger knows of its new balance: what the chain says at the depth of deposits may be older
         than the last deposit that was counted."""
-        attempts = await self._gas_ledger.attempts_of(claim.id)
-        receipts = await self._chains.fetch_receipts(claim.chain_id, [one.tx_hash for one in attempts])
+        sent = await self._gas_ledger.attempts_of(claim.id)
+        receipts = await self._chains.fetch_receipts(claim.chain_id, [one.tx_hash for one in sent])
+        step = ChannelStep.REFUND if claim.is_refund else ChannelStep.CLAIM
+        for one in sent:
+            facts = receipts.get(one.tx_hash)
+            if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
+                self._gas_budget.record_cost(
+                    one,
+                    facts.fee_wei,
+                    is_reverted=not facts.succeeded,
+                    step=None if is_filler(one) else step,
+                )
+        attempts = [one for one in sent if not is_filler(one)]
         mined = [one for one in attempts if isinstance(receipts.get(one.tx_hash), ChainFacts)]
         if not mined and not await self._is_passed(claim.chain_id, attempts):
             return
         facts_of_mined = [facts for one in mined if isinstance(facts := receipts[one.tx_hash], ChainFacts)]
         mined_block = max((facts.block_number for facts in facts_of_mined), default=0)
+        drained: list[int] = []
         for row in claim.rows:
             channel = await self._ledger.find_channel_by_key(row.channel_key)
             if channel is None:
                 continue
             seen = await self._fetch_facts(channel)
             if seen is None:
+                drained += [channel.key] if claim.is_refund else []
                 continue
             if seen.seen_block < mined_block:
                 return
             renewed = await self._ledger.renew_channel(channel.key, seen, now_ms=self._now_ms())
             if claim.is_refund and not renewed.facts.is_same_state(seen):
                 return
-        step = ChannelStep.REFUND if claim.is_refund else ChannelStep.CLAIM
-        for one in mined:
-            facts = receipts[one.tx_hash]
-            if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
-                self._gas_budget.record_cost(one, facts.fee_wei, is_reverted=not facts.succeeded, step=step)
-                for event in parse_channel_events(facts.logs):
-                    if isinstance(event, ReceiverSettled):
-                        self._metrics.channel(claim.chain_id, ChannelStep.SETTLE, ChannelOutcome.DONE, 0)
+            if claim.is_refund and not _is_refund_used(attempts, seen):
+                drained.append(channel.key)
+        for facts in facts_of_mined:
+            for event in parse_channel_events(facts.logs):
+                if isinstance(event, ReceiverSettled):
+                    self._metrics.channel(claim.chain_id, ChannelStep.SETTLE, ChannelOutcome.DONE, 0)
         if not mined:
             self._metrics.channel(claim.chain_id, step, ChannelOutcome.LOST, 0)
-        if claim.is_refund and not any(_has_succeeded(receipts[one.tx_hash]) for one in mined):
+        if not any(facts.succeeded for facts in facts_of_mined):
             # The refund is public, and the contract accepts it from anyone until its nonce is used: its money may leave at any time.
-            for row in claim.rows:
-                await self._ledger.drain_channel(row.channel_key)
+            for key in drained:
+                await self._ledger.drain_channel(key)
         await self._ledger.close_claim(claim.id, now_ms=self._now_ms())
         _log.info("channel_claim_ended", claim=claim.id, is_mined=bool(mined))
 
@@ -436,8 +449,10 @@ class ChannelClaims:
         return await self._networks.fetch_channel(channel.chain_id, channel.id, asset)
 
 
-def _has_succeeded(facts: ChainFacts | NotMined) -> bool:
-    return isinstance(facts, ChainFacts) and facts.succeeded
+def _is_refund_used(attempts: Sequence[SettlementAttempt], seen: ChannelFacts) -> bool:
+    """Whether the contract accepts the signed refund no more, by whichever transaction it was executed."""
+    nonces = [read_refund_nonce(read_transaction(one.raw).calldata) for one in attempts]
+    return bool(nonces) and all(nonce is not None and nonce < seen.refund_nonce for nonce in nonces)
 
 
 def _list_receivers(rows: Sequence[_Row]) -> list[tuple[Address, Address]]:

@@ -120,7 +120,7 @@ class ChannelRefunds:
         except TimeoutError:
             raise Refusal(UNDECIDED) from None
         await self._claims.finish(claim)
-        return await self._read_refund(channel, mined)
+        return await self._read_refund(claim, channel, mined)
 
     async def refund_unused(self, channel: Channel) -> bool:
         """Sends the refund of a channel that no listing can use, within the gas budget. False where it must wait. Raises Refusal, ChainUnavailable, StorageUnavailable."""
@@ -184,13 +184,20 @@ class ChannelRefunds:
             channel = await self._ledger.find_channel(channel.chain_id, channel.id) or channel
         raise Refusal(BUSY)
 
-    async def _read_refund(self, channel: Channel, mined: ChainFacts) -> Refunded:
+    async def _read_refund(self, claim: OpenClaim, channel: Channel, mined: ChainFacts) -> Refunded:
         paid = [
             event.base_units
             for event in parse_channel_events(mined.logs)
             if isinstance(event, ChannelRefunded) and event.channel_id == channel.id
         ]
         after = await self._ledger.find_channel(channel.chain_id, channel.id)
+        if after is not None and not mined.succeeded:
+            if after.facts.refund_nonce > channel.facts.refund_nonce:
+                raise Refusal(explain_channel(ChannelReason.REFUND_FAILED, REFUNDED_BY_ANOTHER))
+            if (
+                after.reserved_call == claim.id
+            ):  # no node that has seen the transaction says yet what came of it
+                raise Refusal(UNDECIDED)
         if not mined.succeeded or not paid or after is None:
             raise Refusal(explain_channel(ChannelReason.REFUND_FAILED))
         _log.info(
@@ -245,8 +252,9 @@ AWAY = Problem(
 )
 UNDECIDED = Problem(
     code=Code.PAYMENT_OUTCOME_UNKNOWN,
-    detail="The transaction of the refund is sent and not mined yet. Read the channel on the chain, or send the same request again after Retry-After.",
+    detail="The transaction of the refund is sent, and its outcome is not known yet. Read the channel on the chain, or send the same request again after Retry-After.",
     retry_after_s=15,
     payment_state="none",
 )
 _REFUSED = "The contract refuses the refund in simulation, so that nothing is sent; check that the token does not block the payer, or withdraw at the contract yourself."
+REFUNDED_BY_ANOTHER = "Another transaction has executed this refund, and the contract has paid the payer; read the channel on the chain."
