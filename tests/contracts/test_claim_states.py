@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.contracts.test_call_terms import RolledBackOnce
 from tests.contracts.test_metered_calls import METERING, usage_of
 from tests.kit.ledger_channels import buy, config_of, end_call, facts_of, open_call, open_channel, reread
 from tests.kit.ledger_records import CHAIN, NOW_MS, PAYER, finish_of, wait_finished
@@ -16,6 +17,7 @@ from tollway.ledger.history import HistoryQuery
 from tollway.ledger.records import CallRecord, CallState, ClaimState, Usage
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger import claim_states
+from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 from tollway.storage.ledger.history import read_history
 from tollway.storage.operator.operator_reads import BookFigures
 
@@ -170,6 +172,16 @@ async def test_a_receiver_is_unsettled_from_its_claim_until_the_contract_has_pai
     await books.mark_settled(first.totals)
     assert await books.list_unsettled(CHAIN) == (second,)
     assert await list_states(books) == [SETTLED, UNCLAIMED, CLAIMED]
+
+
+async def test_what_is_settled_is_written_again_after_a_deadlock(books: Any, database: Database) -> None:
+    channel = await open_channel(books, BALANCE)
+    await buy(books, channel, 10)
+    await read_chain(books, channel, total_claimed=10)
+    behind = RolledBackOnce(database)
+    store = ChannelClaimStore(behind)  # type: ignore[arg-type]  # it stands in for a database
+    await store.mark_settled({channel.key: 10})
+    assert (behind.rolled_back, await list_states(books)) == (1, [SETTLED])
 
 
 async def test_a_later_claim_is_not_settled_by_an_earlier_one(books: Any) -> None:

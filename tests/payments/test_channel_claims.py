@@ -14,6 +14,7 @@ from tests.kit.settlement import SettlementHarness, make_gas_key, record_metrics
 from tests.model.rows import MemoryRows, store_attempt, take_nonce
 from tollway.chain import channel_contract as contract
 from tollway.chain.channel_contract import SETTLEMENT_CONTRACT
+from tollway.chain.port import ContractResult
 from tollway.ids import Address, CallId, ChainId, keccak256
 from tollway.ledger.channels import (
     Channel,
@@ -423,17 +424,46 @@ async def test_a_claim_after_the_answer_of_the_contract_is_not_marked_by_it(
 ) -> None:
     key = harness.add(make_payer(1), DUE, deposit=4_000_000)
     await harness.claims.run_once()
-    is_settled = harness.networks.is_settled
+    fetch_unsettled = harness.networks.fetch_unsettled
 
-    async def claim_meanwhile(chain_id: ChainId, *, receiver: Address, token: Address) -> bool:
+    async def claim_meanwhile(receiver: Receiver) -> int:
         channel = harness.rows.channels[key]
         later = replace(channel.facts, total_claimed=2 * DUE)
         harness.rows.channels[key] = replace(channel, facts=later)
-        return await is_settled(chain_id, receiver=receiver, token=token)
+        return await fetch_unsettled(receiver)
 
-    monkeypatch.setattr(harness.networks, "is_settled", claim_meanwhile)
+    monkeypatch.setattr(harness.networks, "fetch_unsettled", claim_meanwhile)
     await harness.claims.run_once()
     assert harness.rows.settled == {key: DUE}
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["what is paid out", "a settle of one alone"])
+@pytest.mark.parametrize(
+    ("payload", "reverted"),
+    [(b"", False), (b"\1" * 32, False), (b"\xff" * 64, False), (b"\0" * 64, True)],
+    ids=["nothing", "one word", "too large", "a revert"],
+)
+async def test_totals_that_cannot_be_read_cost_a_round_no_claim(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, payload: bytes, reverted: bool, is_refused: bool
+) -> None:
+    harness.add(make_payer(1), DUE, deposit=2_000_000)
+    if is_refused:
+        harness.chain.block_owner(CHAIN, TOKEN, FIRST)
+    await harness.claims.run_once()
+    harness.chain.unblock_owner(CHAIN, TOKEN, FIRST)
+    call_contract = harness.chain.call_contract
+
+    async def answer(chain_id: ChainId, *, calldata: bytes, **given: Any) -> ContractResult:
+        if calldata == contract.encode_receiver_totals(receiver=FIRST, token=TOKEN):
+            return ContractResult(payload=payload, reverted=reverted)
+        return await call_contract(chain_id, calldata=calldata, **given)
+
+    monkeypatch.setattr(harness.chain, "call_contract", answer)
+    payer = make_payer(2, SECOND)
+    harness.add(payer, DUE, deposit=2_000_000)
+    await harness.claims.run_once()
+    assert (await harness.claimed(payer), harness.paid(SECOND)) == (DUE, DUE)
+    assert (harness.rows.settled, bool(harness.rows.refused)) == ({}, is_refused)
 
 
 @pytest.mark.parametrize("fault", ["contracts", "chain", "claim"])

@@ -11,6 +11,7 @@ any account may call `settle` before that. Neither holds up another channel.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -21,16 +22,14 @@ from tollway.chain.channel_contract import (
     ReceiverSettled,
     encode_claim,
     encode_multicall,
-    encode_receiver_totals,
     encode_settle,
     parse_channel_events,
-    parse_receiver_totals,
     read_refund_nonce,
 )
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts, SettlementChain
 from tollway.chain.signer import read_transaction
-from tollway.errors import ChainUnavailable
+from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.ids import Address, CallId, ChainId, ListingId, format_id, format_network
 from tollway.ledger.channels import (
     Channel,
@@ -154,8 +153,14 @@ class ChannelClaims:
             await self.finish(claim)
         if not self._networks.is_deployed(chain_id):
             return
-        await self._settle_refused(chain_id, rules)
-        await self._find_settled(chain_id)
+        for keep_books in (
+            partial(self._settle_refused, chain_id, rules),
+            partial(self._find_settled, chain_id),
+        ):
+            try:
+                await keep_books()
+            except (ChainUnavailable, StorageUnavailable) as exc:  # it costs the round no claim
+                _log.warning("channel_claims_unseen", network=format_network(chain_id), detail=str(exc))
         found = await self._ledger.list_claimable(chain_id, limit=CHANNELS_MAX)
         gas_price_wei = self._networks.gas_price_wei(chain_id)
         if not found or gas_price_wei is None:
@@ -171,7 +176,7 @@ class ChannelClaims:
         """Asks the contract which receivers have been paid all that is claimed for them, by whichever transaction. The ledger is read first: what is claimed after the answer
         of the contract is not in it."""
         for one in await self._ledger.list_unsettled(chain_id):
-            if await self._networks.is_settled(chain_id, receiver=one.receiver, token=one.token):
+            if await self._networks.fetch_unsettled(Receiver(chain_id, one.receiver, one.token)) == 0:
                 await self._ledger.mark_settled(one.totals)
 
     # ---- Choose.
@@ -242,7 +247,7 @@ class ChannelClaims:
             if await self.simulate(chain_id, calldata):
                 asset = self._find_asset(one)
                 cost = 1 if asset is None else max(1, rules.gas_units(asset, SETTLE_COST_GAS, gas_price_wei))
-                if await self._count_unsettled(one) >= cost:
+                if await self._networks.fetch_unsettled(one) >= cost:
                     due.append(calldata)
                 else:
                     await self._ledger.clear_refused(one)
@@ -251,22 +256,6 @@ class ChannelClaims:
             due = due[:ROWS_MAX]
             claim = self.make_claim(chain_id, [])
             await self.send(claim, due, gas=CLAIM_GAS + SETTLE_GAS * len(due), sequence=sequence)
-
-    async def _count_unsettled(self, receiver: Receiver) -> int:
-        """What the contract has claimed for a receiver and not paid out. Raises ChainUnavailable."""
-        result = await self._chains.call_contract(
-            receiver.chain_id,
-            to=SETTLEMENT_CONTRACT,
-            calldata=encode_receiver_totals(receiver=receiver.receiver, token=receiver.token),
-            gas=CLAIM_GAS,
-            bytes_max=64,
-            deadline_s=self._limits.rpc_deadline_s,
-        )
-        try:
-            claimed, settled = parse_receiver_totals(result.payload)
-        except ValueError:
-            raise ChainUnavailable("the totals of a receiver are unreadable") from None
-        return claimed - settled
 
     async def send(
         self,

@@ -139,20 +139,21 @@ class ChannelNetworks:
             seen_block=found.head_number,
         )
 
-    async def is_settled(self, chain_id: ChainId, *, receiver: Address, token: Address) -> bool:
-        """Whether the contract has paid out all that was claimed for a receiver, over all its channels. Raises ChainUnavailable."""
+    async def fetch_unsettled(self, receiver: Receiver) -> int:
+        """What the contract has claimed for a receiver and not paid out, over all its channels. Raises ChainUnavailable, also where the answer is no pair of totals."""
         result = await self._chains.call_contract(
-            chain_id,
+            receiver.chain_id,
             to=SETTLEMENT_CONTRACT,
-            calldata=encode_receiver_totals(receiver=receiver, token=token),
+            calldata=encode_receiver_totals(receiver=receiver.receiver, token=receiver.token),
             gas=_TOTALS_GAS,
             bytes_max=_TOTALS_BYTES_MAX,
             deadline_s=self._limits.rpc_deadline_s,
         )
-        if result.reverted:
-            return False
-        claimed, settled = parse_receiver_totals(result.payload)
-        return claimed == settled
+        try:
+            claimed, settled = parse_receiver_totals(b"" if result.reverted else result.payload)
+        except ValueError:
+            raise ChainUnavailable("the totals of a receiver are unreadable") from None
+        return claimed - settled
 
     def count_deposit_blocks(self, chain_id: ChainId, asset: Asset) -> int:
         """How many blocks deep a large deposit must be."""

@@ -144,7 +144,8 @@ class ChannelClaimStore(ChannelStore):
             .values(settled=bindparam("total"))
         )
         rows = [{"at_key": key, "total": total} for key, total in sorted(totals.items())]
-        await self._database.write(lambda connection: connection.execute(written, rows))
+        # Batches lock the same rows in another order.
+        await write_retried(self._database, lambda connection: connection.execute(written, rows))
 
     async def close_claim(self, claim_id: CallId, *, now_ms: int) -> None:
         claims, own = channel_claim_table.c, channel_table.c
