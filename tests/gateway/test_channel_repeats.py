@@ -11,6 +11,7 @@ from tests.kit.channel_sales import ChannelCaller, ChannelSales
 from tests.kit.gateway import open_gateway
 from tests.kit.payer import has_terms
 from tests.kit.upstream import plain
+from tollway.ledger.records import CallState
 from tollway.payments.channel_wire import ChannelReason
 
 PRICE = 10_000
@@ -72,6 +73,29 @@ async def test_a_deposit_that_is_mined_while_its_request_waits_asks_for_no_payme
     assert not has_terms(waited)
     again = await ask(unmined)
     assert (again.status, again.body, gateway.served) == (200, b"the paid answer", 1)
+
+
+async def test_a_call_without_an_answer_for_this_request_does_not_stand_before_the_next_voucher(
+    gateway: ChannelSales, unmined: ChannelCaller
+) -> None:
+    """The call of the deposit has ended while this request waited, and its transfer has left the chain: its response is given to no one."""
+    (call,) = gateway.ledger.rows.calls.values()
+
+    async def leave_chain() -> None:
+        await gateway.recover_chain()
+        call.state = CallState.REORGED
+
+    gateway.while_paused = leave_chain
+    answer = await ask(unmined, ceiling=2 * PRICE)
+    assert (answer.status, answer.body, gateway.served) == (200, b"another answer", 2)
+
+
+async def test_a_body_that_is_not_compared_is_paid_by_its_own_voucher(
+    gateway: ChannelSales, unmined: ChannelCaller
+) -> None:
+    gateway.while_paused = gateway.recover_chain
+    answer = await ask(unmined, ceiling=2 * PRICE, content=bytes(gateway.limits.bound_body_bytes_max + 1))
+    assert (answer.status, answer.body, gateway.served) == (200, b"another answer", 2)
 
 
 async def test_the_next_voucher_beside_the_deposit_gets_it_too_and_is_not_stored(

@@ -622,12 +622,12 @@ class ChannelPayment(SettledPayment):
     def _may_be_answered(self, known: AuthorizedCall) -> bool:
         """Whether the call of this deposit ended while this request waited for its turn, and its response may be that of this request: the same request again
         gets it (`idempotency`)."""
-        if not known.has_stored_response or not is_private(self.proof.voucher, self._channel):
+        if known.state is not CallState.CONSUMED or not known.has_stored_response:
             return False
         body_hash = self.body.body_hash
-        return (
-            body_hash is None or self.request.digest_for(known.authorization.payer, body_hash) == known.digest
-        )
+        if body_hash is None or not is_private(self.proof.voucher, self._channel):
+            return False
+        return self.request.digest_for(known.authorization.payer, body_hash) == known.digest
 
     async def _check_settlement(self, authorization: Authorization) -> _CheckedDeposit | Problem:
         """Checks on its chain that the deposit would settle now."""
