@@ -194,9 +194,8 @@ class ChannelRefunds:
         if after is not None and not mined.succeeded:
             if after.facts.refund_nonce > channel.facts.refund_nonce:
                 raise Refusal(explain_channel(ChannelReason.REFUND_FAILED, REFUNDED_BY_ANOTHER))
-            if (
-                after.reserved_call == claim.id
-            ):  # no node that has seen the transaction says yet what came of it
+            # No node that has seen the transaction says yet what came of it.
+            if after.reserved_call == claim.id:
                 raise Refusal(UNDECIDED)
         if not mined.succeeded or not paid or after is None:
             raise Refusal(explain_channel(ChannelReason.REFUND_FAILED))
