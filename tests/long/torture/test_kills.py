@@ -5,7 +5,8 @@ payer can read; what channels were charged is claimed, and no more."""
 import asyncio
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -75,10 +76,9 @@ async def test_kill_9_under_load_repeats_no_call_loses_no_record_and_leaves_no_p
         with stopwatch() as storm_s:
             last_kill_s, settled_s = await blow(
                 load,
-                channels,
-                channel_wallets,
                 processes,
                 storm_s,
+                on_channels=[partial(channels.call_on, wallet) for wallet in channel_wallets],
                 kills=count,
                 callers=crowd,
                 dice=torture.random,
@@ -123,8 +123,6 @@ async def make_skewed(cluster: Any) -> str:
 
 async def blow(
     load: KillLoad,
-    channels: ChannelLoad,
-    channel_wallets: list[Any],
     processes: list[GatewayProcess],
     elapsed_s: Callable[[], float],
     *,
@@ -132,17 +130,18 @@ async def blow(
     callers: int,
     dice: random.Random,
     passes_lease: bool,
+    on_channels: Sequence[Callable[[random.Random, Callable[[], bool]], Coroutine[Any, Any, None]]] = (),
 ) -> tuple[float, float]:
     """All callers call while gateways are killed; at the end every caller has finished its call. Returns the moment
     of the last kill, and the time from then until no call was open. `passes_lease`: by the clock of the database; else
-    it ends by itself, and on SQLite recovery waits for none."""
+    it ends by itself, and on SQLite recovery waits for none. `on_channels`: callers beside those of the load."""
     is_over, last_kill_s = False, 0.0
     async with asyncio.TaskGroup() as group:
         for kind in KINDS:
             for _ in range(callers):
                 group.create_task(load.call_on(kind, child(dice), lambda: is_over))
-        for wallet in channel_wallets:
-            group.create_task(channels.call_on(wallet, child(dice), lambda: is_over))
+        for call_on in on_channels:
+            group.create_task(call_on(child(dice), lambda: is_over))
         for _ in range(kills):
             more = dice.randrange(ANSWERS_BETWEEN)
             await load.answered.wait_more(more, deadline_s=PROGRESS_DEADLINE_S, what="answers between kills")

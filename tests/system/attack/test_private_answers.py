@@ -32,12 +32,15 @@ KEY = secrets.token_bytes(32)
 
 def list_operations() -> list[tuple[str, str]]:
     """The operations that ask for a wallet: those with `security` that is not empty, and a query for which an open one asks."""
-    paths = yaml.safe_load(CONTRACT_PATH.read_text())["paths"]
+    contract = yaml.safe_load(CONTRACT_PATH.read_text())
+    usual = contract["security"]
     return [
         (method, path)
-        for path, members in paths.items()
+        for path, members in contract["paths"].items()
         for method, operation in members.items()
-        if method in METHODS and operation.get("security") and {} not in operation["security"]
+        if method in METHODS
+        and operation.get("security", usual)
+        and {} not in operation.get("security", usual)
     ] + [("get", "/api/v2/apis?suspended=true")]
 
 
