@@ -133,6 +133,7 @@ def format_network(chain_id: ChainId) -> Network:
 
 METHOD_LENGTH_MAX = 32
 """Characters of an HTTP method. The longest registered method has 17 (UPDATEREDIRECTREF)."""
+REFUND_CALLS_MAX = 100  # ids of calls that one refund names
 IDEMPOTENCY_KEY_MAX = 255
 
 

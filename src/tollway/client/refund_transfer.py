@@ -24,8 +24,7 @@ from tollway.client.transfer import (
     native_asset,
     query_number,
 )
-from tollway.ids import Address, ChainId, parse_network
-from tollway.ledger.refunds import REFUND_CALLS_MAX
+from tollway.ids import REFUND_CALLS_MAX, Address, ChainId, parse_network
 from tollway.money import Asset
 
 

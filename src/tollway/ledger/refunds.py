@@ -16,9 +16,6 @@ from typing import Protocol
 from tollway.ids import CallId, TxHash, keccak256
 from tollway.ledger.records import CallRecord, CallState, NewPayment, Rail, RecordedTransaction
 
-REFUND_CALLS_MAX = 100
-"""The most calls of one transfer."""
-
 
 class RefundFault(StrEnum):
     """Why calls cannot be refunded so. Public (`reason` of a problem)."""

@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 
 from tollway.errors import FieldError, Problem, refuse
-from tollway.ids import CallId, TxHash
+from tollway.ids import REFUND_CALLS_MAX, CallId, TxHash
 from tollway.ledger.records import CallRecord
-from tollway.ledger.refunds import REFUND_CALLS_MAX
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import (
