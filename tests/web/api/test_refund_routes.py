@@ -300,6 +300,6 @@ async def test_a_provider_gives_the_price_back_as_credit(harness: RefundHarness)
 
 
 async def test_a_call_of_before_a_restore_gets_no_credit(harness: RefundHarness) -> None:
-    call_id = await harness.charge()
+    call_id = await harness.charge(created_ms=NOW_MS)
     await harness.ledger.mark_restored(origin=operator_origin(NOW_MS + 1_000))
     assert await harness.refused(call_id, credit=True) == (409, "payment_held", "restored")
