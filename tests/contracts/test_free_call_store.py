@@ -1,4 +1,4 @@
-"""The contract of `FreeCallStore`: nobody passes the free calls of a wallet, on one gateway or on several."""
+"""The contract of `FreeCallStore`: no wallet gets more free calls than its listing gives, on one gateway or on several."""
 
 import asyncio
 

@@ -175,11 +175,12 @@ class GrantedCall(FreeCall):
         self._taken = taken
         digest = None if body_hash is None else self.request.digest_for(payer, body_hash)
         claim = build_claim(self, rail.clock, digest=digest)
+        outcome = None
         try:
             outcome = await rail.ledger.claim(claim)
-        except BaseException:
-            await asyncio.shield(self._give_back())  # nothing was sent, and nothing will be
-            raise
+        finally:
+            if outcome is None:  # nothing was sent, and nothing will be
+                await asyncio.shield(self._give_back())
         if isinstance(outcome, KeyTaken):  # another request with the key was faster, and it was counted
             await self._give_back()
             found = await rail.idempotency.find_keyed_response(self.request, self.body, payer, outcome.call)

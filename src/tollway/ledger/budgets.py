@@ -281,7 +281,7 @@ def replace_policy(
     if policy == known.policy:
         return known
     if known.bound_ms is not None and policy.network != known.network:
-        # A contract with the same address on another chain may be of somebody else.
+        # A contract with the same address on another chain may have another owner.
         return BoundToAnother()
     if policy.nonce <= known.nonce:
         return NonceTooLow(nonce=known.nonce)
