@@ -129,7 +129,7 @@ class ChannelRefunds:
         channel = await self._ledger.renew_channel(channel.key, facts, now_ms=self._now_ms())
         voucher = find_cover(channel)
         base_units = channel.balance_units - max(channel.taken_units, channel.facts.total_claimed)
-        is_worth = base_units > 0 and self._gas_budget.is_offered(asset, base_units, ListingId(""))
+        is_worth = base_units > 0 and self._gas_budget.is_offered(asset, base_units, REFUNDS)
         if voucher is None or not is_worth or not channel.facts.is_same_state(facts):
             return False
         await self._send(channel, voucher, self._gas_budget.choose_sequence(channel.chain_id))
