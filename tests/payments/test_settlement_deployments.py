@@ -181,6 +181,40 @@ async def test_a_call_waits_for_a_deployment_whose_outcome_is_not_known(slow: Se
     assert [await one.read_state() for one in (first, second)] == [CallState.CONSUMED] * 2
 
 
+@pytest.mark.parametrize("is_ended", [False, True])
+async def test_a_deployment_that_begins_while_the_ledger_is_asked_for_one_is_waited_for(
+    harness: SettlementHarness, is_ended: bool
+) -> None:
+    """Its outcome becomes known: it runs here. `is_ended`: by then it has even ended."""
+    payer = newcomer(harness)
+    first, second = await harness.claim(payer), await harness.claim(replace(payer, nonce=b"\x08" * 32))
+    find, is_asking, is_to_answer = harness.ledger.has_open_deployment, asyncio.Event(), asyncio.Event()
+
+    async def answer_late(call: Any, **wallet: Any) -> bool:
+        if call != second.claim.call_id:
+            return await find(call, **wallet)
+        is_asking.set()
+        await is_to_answer.wait()
+        return True  # that of the first call
+
+    harness.ledger.has_open_deployment = answer_late  # type: ignore[method-assign]
+    harness.chain.is_automining = is_ended
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(second.settle())
+        await bounded(is_asking.wait())
+        deploying = group.create_task(first.settle())
+        await until(lambda: harness.chain.broadcasts)
+        if is_ended:
+            await bounded(asyncio.wait([deploying]))
+        is_to_answer.set()
+        if not is_ended:
+            await asyncio.sleep(0)  # the second call has its answer before the block
+            harness.chain.is_automining = True
+            harness.chain.mine_sent(CHAIN)
+    assert isinstance(deploying.result(), Settled)
+    assert isinstance(following.result(), Settled)
+
+
 async def test_the_end_of_another_wallets_deployment_repeats_no_simulation() -> None:
     chain, count = WatchedMemoryChain(), 4
     async with open_harness(chain=chain) as harness:

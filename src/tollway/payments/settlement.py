@@ -373,10 +373,11 @@ class Settlement:
             simulated = await self._simulate(order.authorization, order.asset, order.units, sequence)
             if simulated.deployment is not None and turn.deploying is None:
                 simulated = await self._confirm_deployment(order, sequence, simulated, simulated.deployment)
-                if await self._ledger.has_open_deployment(
+                is_open = await self._ledger.has_open_deployment(
                     order.close.call_id, chain_id=order.asset.chain_id, payer=order.authorization.payer
-                ):
-                    raise TimeoutError
+                )
+                if is_open and turn.deploying is None and ended == turn.deployments_ended:
+                    raise TimeoutError  # no call of this gateway waits for the end of that deployment
             # Another call of the wallet can have begun or ended its deployment during each await.
             ahead = turn.deploying
             if simulated.deployment is None or (ahead is None and ended == turn.deployments_ended):
