@@ -396,8 +396,8 @@ async def test_the_simulation_has_the_gas_of_a_deployment() -> None:
 
 
 class WatchedMemoryChain(MemoryChain):
-    """Records the gas of each simulation and of each call. `on_multicall`: runs before the simulation of a deployment, `on_check` before
-    the check of its wallet. `held`: the simulation of a deployment of these wallets waits for the event."""
+    """Records the gas of each simulation and of each call. `on_multicall`: runs before the simulation of a deployment, `on_called` within
+    it, between the wallet's code and the transfer, `on_check` before the check of its wallet. `held`: the simulation of a deployment of these wallets waits for the event."""
 
     def __init__(self) -> None:
         super().__init__(CHAIN)
@@ -405,6 +405,7 @@ class WatchedMemoryChain(MemoryChain):
         self.gas: list[int] = []
         self.checks = 0
         self.on_multicall: Any = None
+        self.on_called: Any = None
         self.on_check: Any = None
         self.held: dict[Address, asyncio.Event] = {}
 
@@ -415,6 +416,11 @@ class WatchedMemoryChain(MemoryChain):
                 self.on_multicall()
             if (held := self.held.get(options["payer"])) is not None:
                 await held.wait()
+            if self.on_called is not None:
+                before = await super().fetch_authorization(*arguments, **options)
+                self.on_called()
+                after = await super().fetch_authorization(*arguments, **options)
+                return replace(after, code_hash=before.code_hash, code_size=before.code_size)
         return await super().fetch_authorization(*arguments, **options)
 
     async def call_contract(self, *arguments: Any, **options: Any) -> Any:
@@ -499,14 +505,30 @@ async def test_a_wallet_deployed_since_its_check_pays_without_a_deployment(
     assert parse_sent(harness.chain.broadcasts[0]).recipient == TOKEN
 
 
-async def test_a_wallet_deployed_between_two_simulations_pays_without_a_deployment() -> None:
+MOMENTS = ("on_multicall", "on_called", "on_check")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_wallet_deployed_during_its_settlement_pays_without_a_deployment(moment: str) -> None:
+    """By another gateway or account: the factory reverts from then on, and the wallet can pay."""
     chain = WatchedMemoryChain()
     async with open_harness(chain=chain) as harness:
         payer = newcomer(harness)
         call = await harness.claim(payer)
-        chain.on_multicall = lambda: chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
+        setattr(chain, moment, lambda: chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED))
         assert isinstance(await call.settle(), Settled)
         assert parse_sent(chain.broadcasts[0]).recipient == TOKEN
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_wallet_deployed_during_its_check_is_judged_as_it_is_then(moment: str) -> None:
+    chain = WatchedMemoryChain()
+    async with open_harness(chain=chain) as harness:
+        good, bad = newcomer(harness), newcomer(harness, 1)
+        setattr(chain, moment, lambda: chain.deploy(CHAIN, good.wallet, lambda calldata: CONFIRMED))
+        assert isinstance(await harness.check(good.authorize()), Cover)
+        setattr(chain, moment, lambda: chain.deploy(CHAIN, bad.wallet, lambda calldata: NO_ANSWER))
+        assert isinstance(await harness.check(bad.authorize()), Problem)
 
 
 async def test_a_transaction_that_fails_since_its_check_is_not_sent(harness: SettlementHarness) -> None:
@@ -557,17 +579,6 @@ async def test_an_outage_between_the_simulation_and_the_check_before_the_signatu
         assert await call.read_state() is CallState.CONSUMED
         assert chain.balance(CHAIN, TOKEN, payer.payee) == payer.base_units
         assert [parse_sent(raw).recipient for raw in chain.broadcasts] == [MULTICALL3]
-
-
-async def test_a_wallet_deployed_before_the_check_of_its_signature_pays_without_a_deployment() -> None:
-    """By another gateway or account: the factory reverts in the check, and the wallet can pay."""
-    chain = WatchedMemoryChain()
-    async with open_harness(chain=chain) as harness:
-        payer = newcomer(harness)
-        call = await harness.claim(payer)
-        chain.on_check = lambda: chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
-        assert isinstance(await call.settle(), Settled)
-        assert parse_sent(chain.broadcasts[0]).recipient == TOKEN
 
 
 async def test_a_factory_that_is_not_allowed_any_more_is_not_called(harness: SettlementHarness) -> None:

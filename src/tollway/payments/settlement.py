@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import assert_never
 
 import structlog
@@ -205,7 +206,7 @@ class Settlement:
         listing_id: ListingId,
     ) -> Cover | Problem:
         """Checks the authorisation against the chain's present state: one round trip, one more for a wallet with code, and two more for one that is
-        not deployed. Returns the balance that covers it, or the problem."""
+        not deployed; those are repeated before such a wallet is refused. Returns the balance that covers it, or the problem."""
         asset = requirement.asset
         early = check_times(
             authorization,
@@ -222,12 +223,33 @@ class Settlement:
         refusal = await lookup.take(name)
         if refusal is not None:
             return refusal
-        simulated = await self._simulate(
+        look = partial(
+            self._simulate,
             authorization,
             asset,
             asset.floor_to_ledger(authorization.base_units),
             self._gas_budget.choose_sequence(asset.chain_id),
         )
+        simulated = await look()
+        result = await self._judge(authorization, requirement, simulated, signer, timeout_s, listing_id)
+        if simulated.deployment is None or isinstance(result, Cover):
+            return result
+        # Another call can have deployed the wallet meanwhile: the factory reverts then, and the wallet can pay.
+        simulated = await look()
+        if simulated.deployment is not None:
+            return result
+        return await self._judge(authorization, requirement, simulated, signer, timeout_s, listing_id)
+
+    async def _judge(
+        self,
+        authorization: Authorization,
+        requirement: PaymentRequirement,
+        simulated: SimulatedTransfer,
+        signer: Address | None,
+        timeout_s: int,
+        listing_id: ListingId,
+    ) -> Cover | Problem:
+        asset = requirement.asset
         result = check_authorization(
             authorization,
             requirement,
@@ -396,9 +418,12 @@ class Settlement:
         """The simulation, as reverted where the deployed wallet does not confirm the signature any more. A wallet that has code by then is simulated
         again, without its deployment. A facilitator checks by its own rules."""
         authorization, asset = order.authorization, order.asset
-        if simulated.facts.simulation.reverted or asset.chain_id in self._facilitators:
+        if asset.chain_id in self._facilitators:
             return simulated
-        if await is_signed_when_deployed(self._chains, authorization, asset, deployment, self._limits):
+        is_reverted = simulated.facts.simulation.reverted
+        if not is_reverted and await is_signed_when_deployed(
+            self._chains, authorization, asset, deployment, self._limits
+        ):
             return simulated
         again = await self._simulate(authorization, asset, order.units, sequence)
         return again if again.deployment is None else as_reverted(again)
