@@ -12,7 +12,6 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -203,6 +202,7 @@ class UpstreamExchange:
         "_client",
         "_connected_ms",
         "_connection",
+        "_idle_s_max",
         "_is_head_read",
         "_origin",
         "_request",
@@ -228,6 +228,9 @@ class UpstreamExchange:
         self._origin = request.endpoint.origin
         # Dropped once it is sent: its body may be large, and its response may take long.
         self._request: UpstreamRequest | None = request
+        # How long a kept connection may have been idle: the upstream may close it while a request is on its way.
+        is_idempotent = request.method.upper() in _IDEMPOTENT
+        self._idle_s_max = POOLED_IDLE_S_MAX if is_idempotent else client.unsafe_reuse_idle_s
         self._connection: Connection | None = None
         self._connected_ms = 0
 
@@ -237,12 +240,7 @@ class UpstreamExchange:
         assert request is not None, "it is entered before it is sent"
         assert self._connection is None, "it is entered once"
         request.check_writable()
-        client.begin_call(self._origin)
-        try:
-            self._connection = await client.acquire(request)
-        except BaseException:
-            client.end_call(self._origin, None)
-            raise
+        self._connection = await client.acquire(request.endpoint, idle_s_max=self._idle_s_max)
         self._connected_ms = client.ticks_ms()
         return self
 
@@ -271,8 +269,9 @@ class UpstreamExchange:
         assert request is not None, "one request is sent once"
         assert self._connection is not None, "it is entered first"
         try:
-            connection = self._connection = await self._client.renew(self._connection, request)
-            self._client.check_age(self._connected_ms)
+            connection = self._connection = await self._client.renew(
+                self._connection, request.endpoint, idle_s_max=self._idle_s_max
+            )
             is_reused = connection.exchanges > 0
             try:
                 head = await self._deliver(request, connection, fields, head_deadline_s)
@@ -291,7 +290,10 @@ class UpstreamExchange:
     async def _deliver(
         self, request: UpstreamRequest, connection: Connection, fields: bytes, head_deadline_s: float
     ) -> ResponseHead:
-        """Bytes may have left when it raises; `is_sent` is set before the first one."""
+        """Raises Refusal for a call that was claimed too long ago. Bytes may have left when it raises anything else; `is_sent` is set before
+        the first one."""
+        if self._client.ticks_ms() - self._connected_ms > self._client.claim_ms_max:
+            raise Refusal(CLAIM_TOO_OLD)
         first_bytes = format_first_bytes(request, fields)
         has_rest = bool(request.body) and is_streamed(request)
         self.is_sent = True
@@ -323,10 +325,9 @@ class UpstreamExchange:
         self._connection.cut()
         try:
             self._connection = await self._client.dial(request.endpoint)
-            self._client.check_age(self._connected_ms)
+            return await self._deliver(request, self._connection, fields, head_deadline_s)
         except (UpstreamUnreachable, Refusal) as exc:
             raise UpstreamBadResponse from exc
-        return await self._deliver(request, self._connection, fields, head_deadline_s)
 
     async def read_chunk(self) -> bytes:
         """The next bytes of the body; b"" at its end. Once the last byte is returned, `is_read` is true and the connection is
@@ -373,7 +374,7 @@ class UpstreamExchange:
         """Gives the connection up: it is cut at once unless the whole body has arrived. Idempotent. `is_untouched`: nothing was written to it."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._client.end_call(self._origin, connection, is_untouched=is_untouched)
+            self._client.release(self._origin, connection, is_untouched=is_untouched)
 
 
 CLAIM_TOO_OLD = Problem(
@@ -406,6 +407,7 @@ class HttpClient:
         self._limits = limits
         self.ticks_ms = ticks_ms
         self.chunk_idle_s = limits.chunk_idle_s
+        self.unsafe_reuse_idle_s = limits.unsafe_reuse_idle_s
         self.head_too_large = Problem(
             code=Code.UPSTREAM_BAD_RESPONSE,
             detail="The head of the response of the provider's API is too large: the gateway accepts at most "
@@ -414,7 +416,7 @@ class HttpClient:
         )
         self._allow_private = allow_private
         # Half a lease. With an older claim, other gateways may count this one as dead and run the call themselves.
-        self._claim_ms_max = int(limits.owner_lease_s * 500)
+        self.claim_ms_max = int(limits.owner_lease_s * 500)
         self._guard = AddressGuard(
             allow_private=allow_private,
             own_origins=own_origins,
@@ -502,10 +504,35 @@ class HttpClient:
 
     # ---- A connection to send on.
 
-    async def acquire(self, request: UpstreamRequest) -> Connection:
-        """Raises UpstreamUnreachable."""
-        connection = self._pool.acquire(request.endpoint.origin, idle_s_max=self._idle_s_max(request))
-        return connection or await self.dial(request.endpoint)
+    async def acquire(self, endpoint: Endpoint, *, idle_s_max: float) -> Connection:
+        """A connection for one call, which is in flight from now on; `release` must follow once. Raises Refusal at the maximum of calls to this
+        origin, and UpstreamUnreachable; the call is not in flight then."""
+        if self._is_closed:
+            raise UpstreamUnreachable
+        origin = endpoint.origin
+        count = self._in_flight.get(origin, 0)
+        if count >= self._limits.in_flight_per_origin_max:
+            raise refuse(
+                code=Code.OVERLOADED,
+                detail="Too many calls to this provider's API are in flight. Repeat the request later.",
+                retry_after_s=1,
+            )
+        self._in_flight[origin] = count + 1
+        try:
+            return self._pool.acquire(origin, idle_s_max=idle_s_max) or await self.dial(endpoint)
+        except BaseException:
+            self.release(origin, None)
+            raise
+
+    def release(self, origin: str, connection: Connection | None, *, is_untouched: bool = False) -> None:
+        """Ends a call in flight. Returns the connection to the pool, or cuts it. `is_untouched`: nothing was written to it."""
+        count = self._in_flight[origin] - 1
+        if count:
+            self._in_flight[origin] = count
+        else:
+            del self._in_flight[origin]
+        if connection is not None and (is_untouched or connection.finish()):
+            self._pool.release(connection)
 
     async def dial(self, endpoint: Endpoint) -> Connection:
         """Raises UpstreamUnreachable, which never carries the cause."""
@@ -519,25 +546,14 @@ class HttpClient:
             raise UpstreamUnreachable
         return connection
 
-    async def renew(self, connection: Connection, request: UpstreamRequest) -> Connection:
+    async def renew(self, connection: Connection, endpoint: Endpoint, *, idle_s_max: float) -> Connection:
         """The same connection; a new one where the upstream has closed it, or has sent bytes, since it was acquired."""
-        idle_s_max = (
-            self._idle_s_max(request) if connection.exchanges else inf
-        )  # the claim may have taken long
-        is_fresh = monotonic() - connection.idle_since < idle_s_max
+        # The claim may have taken long.
+        is_fresh = not connection.exchanges or monotonic() - connection.idle_since < idle_s_max
         if is_fresh and connection.is_open and connection.has_no_unread_bytes():
             return connection
         connection.cut()  # nothing was written to it: a new connection is as good as the first
-        return await self.dial(request.endpoint)
-
-    def check_age(self, connected_ms: int) -> None:
-        """The last check before the first byte. Raises Refusal for a call that was claimed too long ago."""
-        if self.ticks_ms() - connected_ms > self._claim_ms_max:
-            raise Refusal(CLAIM_TOO_OLD)
-
-    def _idle_s_max(self, request: UpstreamRequest) -> float:
-        is_idempotent = request.method.upper() in _IDEMPOTENT
-        return POOLED_IDLE_S_MAX if is_idempotent else self._limits.unsafe_reuse_idle_s
+        return await self.dial(endpoint)
 
     async def _read_whole(
         self, request: UpstreamRequest, *, bytes_max: int, deadline_s: float
@@ -556,29 +572,6 @@ class HttpClient:
             body=bytes(body),
             location=fields.get(b"location", ""),
         )
-
-    def begin_call(self, origin: str) -> None:
-        """Counts a call to this origin; `end_call` must follow once. Raises Refusal at the maximum."""
-        if self._is_closed:
-            raise UpstreamUnreachable
-        count = self._in_flight.get(origin, 0)
-        if count >= self._limits.in_flight_per_origin_max:
-            raise refuse(
-                code=Code.OVERLOADED,
-                detail="Too many calls to this provider's API are in flight. Repeat the request later.",
-                retry_after_s=1,
-            )
-        self._in_flight[origin] = count + 1
-
-    def end_call(self, origin: str, connection: Connection | None, *, is_untouched: bool = False) -> None:
-        """Returns the connection to the pool, or cuts it. `is_untouched`: nothing was written to it."""
-        count = self._in_flight[origin] - 1
-        if count:
-            self._in_flight[origin] = count
-        else:
-            del self._in_flight[origin]
-        if connection is not None and (is_untouched or connection.finish()):
-            self._pool.release(connection)
 
 
 async def _read_first_bytes(exchange: UpstreamExchange, bytes_max: int) -> bytes:

@@ -316,27 +316,25 @@ class ResponseParser:
             self._head_bytes += end
             head = parse_head(data[:end], method=self._method, limits=self._limits)
             data, seen = data[end:], 0
-            if head.status >= 200:  # the head of an interim response has no other use
-                self._accept(head, data)
-
-    def _accept(self, head: ResponseHead, rest: bytes) -> None:
-        """Refuses more bytes than the response has, in one read with its head: its length is wrong, or it was split. Later
-        bytes only end the connection. So does a body after a head that has none by its method or status
-        (RFC 9112 §6.3): some servers send one, the head is valid all the same, and the caller's price is not held."""
-        may_have_body = self._method != "HEAD" and head.status not in BODILESS_STATUSES
-        if head.length is not None and may_have_body and rest[head.length :].strip(b"\r\n"):
-            raise ResponseMalformed("there are more bytes than the response has")
-        self.head = head
-        self._partial_head = b""
-        self._remaining = head.length
-        if head.length == 0:
-            self.is_whole = True
-            self.has_leftover = bool(rest)
-            return
-        if head.is_chunked:
-            self._chunked = ChunkedBody()
-        if rest:
-            self._feed_body(rest)
+            if head.status < 200:  # an interim response has no other use
+                continue
+            # More bytes than the response has, in one read with its head: its length is wrong, or it was split. Later bytes only end the
+            # connection. So does a body after a head that has none by its method or status (RFC 9112 §6.3): some servers send one, the head
+            # is valid all the same, and the caller's price is not held.
+            may_have_body = self._method != "HEAD" and head.status not in BODILESS_STATUSES
+            if head.length is not None and may_have_body and data[head.length :].strip(b"\r\n"):
+                raise ResponseMalformed("there are more bytes than the response has")
+            self.head = head
+            self._partial_head = b""
+            self._remaining = head.length
+            if head.length == 0:
+                self.is_whole = True
+                self.has_leftover = bool(data)
+                return
+            if head.is_chunked:
+                self._chunked = ChunkedBody()
+            if data:
+                self._feed_body(data)
 
     def _feed_body(self, data: bytes) -> None:
         if self._chunked is not None:
