@@ -361,7 +361,7 @@ class GatewayParts:
             ticks_ms=ticks_ms,
             unfinal_max_nano=self.settings.unfinal_spend_max_nano,
             on_batch=self.metrics.claims_batch_size.observe,
-            on_commit=lambda kind, seconds: self.metrics.commit_seconds[kind].observe(seconds),
+            commit_seconds=self.metrics.commit_seconds,
             on_lapse=self.metrics.lease_lapses.add,
             on_restore=self._on_restore,
             writer=self.background[TaskName.LEDGER_WRITER],

@@ -323,16 +323,24 @@ def check_claim(claim: Claim) -> None:
     """Raises ValueError for a claim with contradictory members, a price beyond the range of a balance, or a value beyond its column.
 
     Runs before the claim joins a batch: SQLite stores a text longer than its column, PostgreSQL fails the whole batch."""
-    check_units(claim.price_units)
-    _check_texts(claim)
+    for name, length_max in TEXT_LENGTH_MAX.items():
+        text = getattr(claim, name)
+        if text is None:
+            continue
+        if length_max is not None and len(text) > length_max:
+            raise ValueError(f"{name} has at most {length_max} characters")
+        if not is_storable(text):
+            raise ValueError(f"{name} holds a character that no text column can hold")
     if not 0 <= (claim.decimals or 0) <= _INTEGER_MAX:
         raise ValueError("decimals do not fit their column")
-    for number in (claim.chain_id, claim.payment_id, claim.created_ms):
+    for number in (claim.price_units, claim.chain_id, claim.payment_id, claim.created_ms):
         if number is not None and not 0 <= number <= UNITS_MAX:
-            raise ValueError("a chain, a payment and a moment are numbers of 63 bits")
+            raise ValueError("a price, a chain, a payment and a moment are numbers of 63 bits")
     authorization = claim.authorization
     if (authorization is None) != (claim.cover is None) or (authorization and claim.payment_id is not None):
         raise ValueError("a call is paid by a payment, or by an authorisation with its cover")
+    if authorization is not None and not is_storable(authorization.challenge_id):
+        raise ValueError("challenge_id holds a character that no text column can hold")
     if claim.channel is not None:
         _check_channel(claim, claim.channel)
         return
@@ -450,19 +458,6 @@ TEXT_LENGTH_MAX = {
 }
 """The maximum of characters per text member of a claim, equal to the columns of `call`. None: no maximum."""
 _INTEGER_MAX = 2**31 - 1
-
-
-def _check_texts(claim: Claim) -> None:
-    for name, length_max in TEXT_LENGTH_MAX.items():
-        text = getattr(claim, name)
-        if text is None:
-            continue
-        if length_max is not None and len(text) > length_max:
-            raise ValueError(f"{name} has at most {length_max} characters")
-        if not is_storable(text):
-            raise ValueError(f"{name} holds a character that no text column can hold")
-    if claim.authorization is not None and not is_storable(claim.authorization.challenge_id):
-        raise ValueError("challenge_id holds a character that no text column can hold")
 
 
 def check_units(units: int) -> None:

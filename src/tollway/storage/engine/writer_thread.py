@@ -66,11 +66,17 @@ class WriterThread:
             results.close()
 
     def _run_jobs(self) -> None:
+        outcome: _JobOutcome = None, None
         while (waiting := self._jobs.get()) is not None:
             job, results, ended = waiting
             if not ended.cancelled():
-                results.put(ended, _run_job(job))
+                try:
+                    outcome = job(), None
+                except BaseException as exc:  # noqa: BLE001 - raised again, where the job was given
+                    outcome = None, exc
+                results.put(ended, outcome)
             # The waiting thread keeps no objects alive.
+            outcome = None, None
             del waiting, job, results, ended
 
 
@@ -117,10 +123,3 @@ class _JobResults:
 
 
 _WriterJob = tuple[Callable[[], Any], _JobResults, _JobEnd]
-
-
-def _run_job(job: Callable[[], Any]) -> _JobOutcome:
-    try:
-        return job(), None
-    except BaseException as exc:  # noqa: BLE001 - raised again, where the job was given
-        return None, exc

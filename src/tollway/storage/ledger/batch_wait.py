@@ -34,11 +34,10 @@ class BatchWait:
         if self._waiting >= self._expected:
             self._is_complete.set()
 
-    def note_taken(self, *, still_waiting: int) -> None:
+    def note_written(self, callers: int, *, still_waiting: int) -> None:
+        """`callers`: of the written batch. `still_waiting`: those behind it."""
         self._waiting = still_waiting
-
-    def note_written(self, callers: int) -> None:
-        self._expected = min(self._waiting + callers, self._at_most)
+        self._expected = min(still_waiting + callers, self._at_most)
         self._since_ms = self._ticks_ms()
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from the database. A grant goes to one caller only.
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -27,6 +27,7 @@ from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish, NonceUn
 from tollway.ledger.records import CallState
 from tollway.observability.background import BackgroundTask, TaskName
 from tollway.observability.metric_table import CommitKind
+from tollway.observability.plain_metrics import PlainHistogram
 from tollway.storage.engine.database import ROLLBACKS_MAX, Database, is_retryable
 from tollway.storage.engine.outage import ValueRefused
 from tollway.storage.ledger.batch_wait import BATCH_WAIT_S, BatchWait
@@ -45,13 +46,12 @@ from tollway.storage.ledger.ledger_batch import (
     close_unsent,
     ended_key,
     find_commit_kind,
-    is_measure,
     opened_key,
 )
 from tollway.storage.ledger.ledger_tables import owner_table
 from tollway.storage.ledger.recovery import ClusterClock
 from tollway.storage.ledger.settlement import Conclude, Settle
-from tollway.storage.ledger.statement_queues import StatementQueues, WaitingEntry, count_callers, is_cut
+from tollway.storage.ledger.statement_queues import StatementQueues, WaitingEntry, count_callers
 from tollway.storage.operator.restore_detection import RestoreDetected, RestoreDetector
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 
@@ -109,7 +109,7 @@ class GroupCommit:
         batch_wait_s: float = BATCH_WAIT_S,
         finish_delay_s: float = FINISH_DELAY_S,
         on_batch: Callable[[int], None] = lambda size: None,
-        on_commit: Callable[[CommitKind, float], None] = lambda kind, seconds: None,
+        commit_seconds: Mapping[CommitKind, PlainHistogram],
         task: BackgroundTask | None = None,
         events: EventLog = NO_EVENTS,
         traces: CommitTraces | None = None,
@@ -125,7 +125,7 @@ class GroupCommit:
         self._patience_s = patience_s
         self._retry_s = retry_s
         self._finish_delay_s = finish_delay_s
-        self._on_batch, self.note_commit, self._traces = on_batch, on_commit, traces
+        self._on_batch, self._commit_seconds, self._traces = on_batch, commit_seconds, traces
         self._task = task or BackgroundTask(TaskName.LEDGER_WRITER)
         make_batch_wait = partial(BatchWait, wait_s=batch_wait_s, ticks_ms=ticks_ms)
         self._known_terms, self._events = KnownTerms(), events
@@ -140,6 +140,7 @@ class GroupCommit:
                 batch_max=batch_max,
                 delay_s=finish_delay_s,
                 make_batch_wait=make_batch_wait,
+                commit_seconds=commit_seconds,
                 known_terms=self._known_terms,
                 events=events,
             )
@@ -168,8 +169,7 @@ class GroupCommit:
             self._statement_queues.start(on_end=self._wake.set)
         try:
             while not self._is_stopping or self._queue or self._failed or self._has_running_queues():
-                if not self._is_urgent():
-                    await self._wake.wait()
+                await self._wake.wait()
                 # After the wait, not before it: an entry that became due during the last batch has set the event already.
                 self._wake.clear()
                 if not self._late and not self._is_stopping:
@@ -192,23 +192,30 @@ class GroupCommit:
         return self._statement_queues is not None and self._statement_queues.are_running
 
     async def _write_next(self) -> None:
+        failure: Exception | None = None
         if self._failed:
-            exc = self._failed[0][1]
-            self._in_flight = [one for batch, _ in self._failed for one in batch]
+            failure = self._failed[0][1]
+            batch = [one for failed, _ in self._failed for one in failed]
             self._failed.clear()
-            writing = self._commit_failed(self._in_flight, exc)
+            self._wake.set()  # for the queue behind them
         else:
-            self._in_flight = self._take_batch()
-            writing = self._commit(self._in_flight)
+            batch = self._take_batch()
+        self._in_flight = batch
         tried, self._tried = self._tried, []
         try:
-            await writing
+            if batch and failure is None:
+                self.note_batch(batch)
+                failure = await self._write_part(batch, is_retry=False)
+                if failure is None:
+                    self._task.record_success()
+            if failure is not None:
+                await self._commit_failed(batch, failure)
         except Exception as exc:  # noqa: BLE001 - the root of the ledger's task: no batch may end it
             self._task.record_failure(exc)
-            for waiting in self._in_flight:
+            for waiting in batch:
                 if waiting.future is None or not waiting.future.done():
                     self._fail(waiting, StorageUnavailable())
-        self._batch_wait.note_written(count_callers(self._in_flight))
+        self._batch_wait.note_written(count_callers(batch), still_waiting=count_callers(self._queue))
         self._in_flight = []
         if self._has_cut_waiting:
             self._has_cut_waiting = any(waiting.is_cut for waiting in self._queue)
@@ -249,11 +256,10 @@ class GroupCommit:
         if self._has_ended or (self._is_stopping and isinstance(entry, _OPENING_ENTRIES)):
             raise StorageUnavailable("the ledger is closing")
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        waiting = WaitingEntry(entry=entry, future=future, is_cut=is_cut(entry))
         submitted_ms = self._ticks_ms()
+        waiting = self._enqueue(entry, future)
         if self._traces is not None:
             self._traces.add(waiting)
-        self._enqueue(waiting)
         try:
             outcome = await future
         except asyncio.CancelledError:
@@ -274,7 +280,7 @@ class GroupCommit:
         if self._has_ended:
             _log.warning("ledger_entry_too_late", call_id=entry.call_id)
             return
-        self._enqueue(WaitingEntry(entry=entry, future=None, is_cut=is_cut(entry)))
+        self._enqueue(entry, None)
 
     def is_open(self, key: OpenKey) -> bool:
         call_id, _ = key
@@ -304,31 +310,34 @@ class GroupCommit:
         self._wake.set()
         await tried
 
-    def _enqueue(self, waiting: WaitingEntry) -> None:
-        key = opened_key(waiting.entry)
+    def _enqueue(self, entry: Entry, future: "asyncio.Future[Outcome] | None") -> WaitingEntry:
+        is_cut = isinstance(entry, Finish) and entry.is_cut
+        is_urgent = is_cut or not isinstance(entry, Finish)
+        waiting = WaitingEntry(entry=entry, future=future, is_cut=is_cut, is_urgent=is_urgent)
+        key = opened_key(entry)
         if key is not None:
             self._open[key] = self._open.get(key, 0) + 1
             self._all_closed.clear()
-        queues = self._statement_queues
-        if queues is None:
-            self._put(waiting)
-            return
-        holder = queues.find_holder(waiting.entry.call_id)
-        if holder is not None:
-            holder.put_behind(waiting)
-            return
-        queue = None if self.are_statement_queues_closed() else queues.find_queue(waiting)
+        queues, queue = self._statement_queues, None
+        if queues is not None:
+            holder = queues.find_holder(entry.call_id)
+            if holder is not None:
+                holder.put_behind(waiting)
+                return waiting
+            if not self.are_statement_queues_closed():
+                queue = queues.find_queue(waiting)
         if queue is None:
             self._put(waiting)
         else:
-            queue.put(waiting, is_urgent=_is_urgent(waiting.entry))
+            queue.put(waiting)
+        return waiting
 
     def _put(self, waiting: WaitingEntry) -> None:
         self._has_cut_waiting = self._has_cut_waiting or waiting.is_cut
         self._queue.append(waiting)
         if waiting.future is not None:
             self._batch_wait.note_waiting()
-        if _is_urgent(waiting.entry):
+        if waiting.is_urgent or self._is_stopping:
             self._wake.set()
         elif self._delayed_wake is None:
             self._delayed_wake = asyncio.get_running_loop().call_later(self._finish_delay_s, self._wake.set)
@@ -349,16 +358,6 @@ class GroupCommit:
         self._is_failing = True
         self._failed.append((waiting, exc))
         self._wake.set()
-
-    def _is_urgent(self) -> bool:
-        # At the end only the statement queues may still have entries.
-        if self._is_stopping and not self._queue:
-            return bool(self._failed) or not self._has_running_queues()
-        return (
-            self._is_stopping
-            or bool(self._failed)
-            or any(_is_urgent(waiting.entry) for waiting in self._queue)
-        )
 
     def _take_batch(self) -> list[WaitingEntry]:
         """Takes the next batch, in order. A second entry for the same call waits for the following batch."""
@@ -389,7 +388,8 @@ class GroupCommit:
             batch.append(waiting)
         rest.extend(self._queue)
         self._queue = rest
-        self._batch_wait.note_taken(still_waiting=count_callers(rest))
+        if any(waiting.is_urgent or self._is_stopping for waiting in rest):
+            self._wake.set()
         return batch
 
     def _take_late_entries(self) -> list[WaitingEntry]:
@@ -401,16 +401,6 @@ class GroupCommit:
             if waiting.future is not None and waiting.future.cancelled():
                 waiting.entry, waiting.future = _drop_response(waiting.entry), None
         return batch
-
-    async def _commit(self, batch: list[WaitingEntry]) -> None:
-        if not batch:
-            return
-        self.note_batch(batch)
-        exc = await self._write_part(batch, is_retry=False)
-        if exc is None:
-            self._task.record_success()
-        else:
-            await self._commit_failed(batch, exc)
 
     async def _commit_failed(self, batch: Sequence[WaitingEntry], exc: Exception) -> None:
         """Writes the entries in smaller transactions, after one transaction or one statement for all of them has raised `exc`."""
@@ -470,7 +460,7 @@ class GroupCommit:
         """Writes the entries in one transaction and delivers their outcomes. Returns the error when nothing was written, or when the outcome is
         unknown. `is_retry`: the entries may have been committed before."""
         try:
-            outcomes = await self._write([one.entry for one in part], is_retry=is_retry)
+            outcomes = await self._write(part, is_retry=is_retry)
         except Exception as exc:  # noqa: BLE001 - the root of the ledger's task: no entry may end it
             # A restored database may lack some of them.
             self._known_terms.forget()
@@ -491,10 +481,10 @@ class GroupCommit:
         self._is_failing = False
         return None
 
-    async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:
-        is_durable = any(isinstance(entry, _DURABLE_ENTRIES) or is_cut(entry) for entry in entries)
-        now_ms = self._clock.read()
-        ahead_ms = self._clock.translate(0)
+    async def _write(self, part: Sequence[WaitingEntry], *, is_retry: bool) -> list[Outcome]:
+        entries = [waiting.entry for waiting in part]
+        is_durable = any(isinstance(waiting.entry, _DURABLE_ENTRIES) or waiting.is_cut for waiting in part)
+        now_ms, ahead_ms = self._clock.read_offset()
         others = self._find_others(entries) if self._reopened or self.in_doubt else frozenset()
         retried = self._find_retried(entries) if self._late else frozenset()
         accounts: Set[CreditAccount] = frozenset()
@@ -521,7 +511,7 @@ class GroupCommit:
         for attempt in range(ROLLBACKS_MAX):
             try:
                 batch, outcomes = await self._database.write(write_batch, flush=is_durable)
-                self.note_commit(find_commit_kind(entries), read_clock_s() - started_s)
+                self._commit_seconds[find_commit_kind(entries)].observe(read_clock_s() - started_s)
                 if batch.new_terms:
                     self._known_terms.remember(batch.new_terms)
                 return outcomes
@@ -555,9 +545,15 @@ class GroupCommit:
             self._traces.note_written(waiting)
         if self._late.get(waiting.entry.call_id) is waiting:
             del self._late[waiting.entry.call_id]
-        if isinstance(outcome, _GRANTS):
-            self._note_granted(waiting.entry)
         entry = waiting.entry
+        opened = opened_key(entry) if isinstance(outcome, _GRANTS) else None
+        if opened is not None:
+            # From here on the caller may send upstream: if the row is open later without a task here, its outcome is unknown.
+            self.in_doubt.pop(opened, None)
+            if isinstance(entry, Claim):
+                self._restore_detector.note_claimed(entry.call_id)
+            else:
+                _remember_key(self._reopened, opened, at_most=REOPENED_MAX)
         if isinstance(entry, Settle) and entry.close.is_metered and isinstance(outcome, Closed):
             self._metered.add((entry.call_id, entry.close.epoch))
         # Only the conclusion of a settlement returns a state.
@@ -571,17 +567,6 @@ class GroupCommit:
             self._undo(waiting.entry, outcome)
         else:
             waiting.future.set_result(outcome)
-
-    def _note_granted(self, entry: Entry) -> None:
-        """From here on the caller may send upstream: if its row is open later without a task here, its outcome is unknown."""
-        key = opened_key(entry)
-        if key is None:
-            return
-        self.in_doubt.pop(key, None)
-        if isinstance(entry, Claim):
-            self._restore_detector.note_claimed(entry.call_id)
-        else:
-            _remember_key(self._reopened, key, at_most=REOPENED_MAX)
 
     def _undo(self, entry: Entry, outcome: Outcome) -> None:
         """Undoes a written entry whose caller is gone: for a claim nothing is sent upstream, of an end the response was dropped. Recovery
@@ -608,7 +593,8 @@ class GroupCommit:
         # There are three cases. The end of a call, a cut, or a usage is kept until it is written. A conclude of settlement recovery fails, and
         # recovery submits it again. Every other entry fails; a claim or a reopen that may be committed is in doubt: nothing was sent
         # upstream for it, so its call can return to the state before.
-        if isinstance(entry, Close | Drop) or _has_response(entry) or waiting.is_cut or is_measure(entry):
+        is_measure = isinstance(entry, Finish) and entry.usage is not None
+        if isinstance(entry, Close | Drop) or _has_response(entry) or waiting.is_cut or is_measure:
             waiting.is_in_doubt = waiting.is_in_doubt or is_in_doubt
             self._postpone(waiting, failure, is_alone=is_alone)
             return
@@ -674,12 +660,6 @@ def _remember_key(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> N
     keys[key] = None
     while len(keys) > at_most:
         del keys[next(iter(keys))]
-
-
-def _is_urgent(entry: Entry) -> bool:
-    """False for a finish: it waits a moment for other entries, because alone it would cost a commit. True for a finish of a cut
-    response: its caller may call again at once."""
-    return not isinstance(entry, Finish) or entry.is_cut
 
 
 def _leaves_open(entry: Entry, outcome: Outcome) -> bool:

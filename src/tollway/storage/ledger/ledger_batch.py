@@ -16,7 +16,6 @@ outcome a batch runs again for the same entries (`is_retry`): an entry that is a
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeGuard
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
 
@@ -117,11 +116,6 @@ Move = Close | Reopen | Settle | Conclude | Drop | Finish
 _MOVES = (Close, Reopen, Settle, Conclude, Drop)
 
 
-def is_measure(entry: "Entry") -> TypeGuard[Finish]:
-    """True for the end of a body that decides the price of a call."""
-    return isinstance(entry, Finish) and entry.usage is not None
-
-
 Entry = Claim | Move
 Outcome = ClaimOutcome | Closed | Fenced | Reopened | NonceUnavailable | CallState | None
 
@@ -215,7 +209,7 @@ class LedgerBatch:
         # Responses that were stored after this moment are still kept.
         self._responded_since_ms = now_ms - rules.response_ttl_ms
         self._events = events
-        self._locked_rows = LockedRows(connection, shared_ms=now_ms, events=events)
+        self._locked_rows: LockedRows  # of the latest `_lock`
         # None until a call of the batch is settled.
         self._settlement: BatchSettlement | None = None
         self._outcomes: dict[CallId, Outcome] = {}
@@ -229,7 +223,9 @@ class LedgerBatch:
         moves: list[Move] = [entry for entry in entries if isinstance(entry, _MOVES)]
         # The usage of a run that another entry of the batch ends does not count: the price comes from the next run, or is the base.
         moved = {move.call_id for move in moves}
-        moves += [entry for entry in entries if is_measure(entry) and entry.call_id not in moved]
+        finishes = [entry for entry in entries if isinstance(entry, Finish)]
+        moves += [entry for entry in finishes if entry.usage is not None and entry.call_id not in moved]
+        finishes = [entry for entry in finishes if entry.usage is None]
         claims = [entry for entry in entries if isinstance(entry, Claim)]
         # SQLite needs no locks, so plain entries are written without reading their rows. A retry reads them: they may be written.
         writes_plain = self._connection.dialect.name == "sqlite" and not self._is_retry
@@ -248,17 +244,14 @@ class LedgerBatch:
                 payers = {claim.payer for claim in claims if claim.payer is not None}
                 lock_budgets(self._connection, agents | payers)
             self._locked_rows.write()
-        finishes = [entry for entry in entries if isinstance(entry, Finish) and entry.usage is None]
         if finishes:
             write_finishes(self._connection, finishes, ahead_ms=self._ahead_ms)
         if self._is_retry:
             self._find_claimed(claims)
         if writes_plain:
             claims = self._grant_plain_claims(claims)
-            if moves and claims:
-                # The moves have changed the rows.
-                self._locked_rows = LockedRows(self._connection, shared_ms=self._now_ms, events=self._events)
             if claims:
+                # Reads the rows again that the moves have changed.
                 self._lock((), claims)
         if undecided := [claim for claim in claims if claim.call_id not in self._outcomes]:
             self._claim(undecided)
@@ -312,6 +305,7 @@ class LedgerBatch:
 
     def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
         """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls, nonces."""
+        self._locked_rows = LockedRows(self._connection, shared_ms=self._now_ms, events=self._events)
         lock_wallets(self._connection, claims, limited=self._limited(claims))
         lock_keys(self._connection, claims)
         concludes = [one for one in moves if isinstance(one, Conclude)]

@@ -8,10 +8,10 @@ about money are in `ledger/`.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
@@ -45,7 +45,8 @@ from tollway.ledger.records import (
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.observability.background import BackgroundTask
 from tollway.observability.call_trace import TraceSampler
-from tollway.observability.metric_table import CommitKind
+from tollway.observability.metric_table import COMMIT_KINDS, CommitKind
+from tollway.observability.plain_metrics import PlainHistogram
 from tollway.storage.engine.batch_loader import BatchLoader
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.statements import Work
@@ -106,7 +107,7 @@ class LedgerStore:
         shared_clock: SharedClock = read_shared_clock,
         ticks_ms: Callable[[], int] | None = None,
         on_batch: Callable[[int], None] = lambda size: None,
-        on_commit: Callable[[CommitKind, float], None] = lambda kind, seconds: None,
+        commit_seconds: Mapping[CommitKind, PlainHistogram] | None = None,
         on_lapse: Callable[[], None] = lambda: None,
         on_restore: Callable[[], None] = lambda: None,
         writer: BackgroundTask | None = None,
@@ -116,7 +117,7 @@ class LedgerStore:
         batch_wait_s: float = BATCH_WAIT_S,
         finish_delay_s: float = FINISH_DELAY_S,
     ) -> None:
-        """`on_commit`: called after each written batch, with the entry that matters most in it and the seconds. `on_lapse`: called when this gateway
+        """`commit_seconds`: the seconds of each written batch, by the entry that matters most in it. `on_lapse`: called when this gateway
         renewed later than its lease, so that other gateways may have recovered its calls. `on_restore`: called when a restore was detected and the
         balances are held. `ticks_ms`: a monotonic clock that detects jumps of the other clocks. `writer`: the background task that reports `run`.
         `close_retry_s`: the pause between two tries of a close while the database is unavailable. `batch_wait_s`, `finish_delay_s`: as in
@@ -159,7 +160,7 @@ class LedgerStore:
             batch_wait_s=batch_wait_s,
             finish_delay_s=finish_delay_s,
             on_batch=on_batch,
-            on_commit=on_commit,
+            commit_seconds=commit_seconds or {kind: PlainHistogram(()) for kind in COMMIT_KINDS},
             task=writer,
             events=events,
             traces=None if traces is None else CommitTraces(),
@@ -171,9 +172,9 @@ class LedgerStore:
         await self.renew_ownership(now_ms=now_ms)
         await self.recover(now_ms=now_ms)
 
-    async def run(self) -> None:
+    def run(self) -> Coroutine[Any, Any, None]:
         """Writes the batches until `stop`. Run it as a background task while calls are made."""
-        await self._group_commit.run()
+        return self._group_commit.run()
 
     def stop(self) -> None:
         self._group_commit.stop()

@@ -30,6 +30,7 @@ each forwarding call that holds units of it, under the lock of the call's row, a
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection
@@ -162,7 +163,7 @@ def _add_up(claims: Sequence[Claim]) -> dict[int, _PaymentDebit]:
     debits: dict[int, _PaymentDebit] = {}
     nonces: set[NonceKey] = set()
     for claim in claims:
-        nonce = nonce_key(claim)
+        nonce = None if claim.nonce is None else nonce_key(claim)
         if claim.payment_id is None or nonce in nonces:
             continue
         if nonce is not None:
@@ -255,7 +256,10 @@ def write_plain_closes(
         if noted := [_noted_row(event) for event in charged if event.subject in written]:
             run_text(connection, _NOTE_EACH, noted)
         return outcomes
-    ended = [_ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms) for close in sorted(closes, key=_call_id_of)]
+    ended = [
+        _ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms)
+        for close in sorted(closes, key=attrgetter("call_id"))
+    ]
     if charged:
         columns = (*_transpose(ended, _END_WIDTH), *_transpose(list(map(_noted_row, charged)), _EVENT_WIDTH))
         rows = fetch_text(connection, _CLOSE_NOTED, (owner_id, now_ms, *columns))
@@ -284,10 +288,6 @@ def _charged_events(closes: Sequence[Close], events: EventLog, *, now_ms: int) -
 
 def _noted_row(event: NewEvent) -> tuple[Any, ...]:
     return (event.id, event.wallet, event.type.value, event.subject, event.state, event.at_ms)
-
-
-def _call_id_of(close: Close) -> CallId:
-    return close.call_id
 
 
 def _transpose(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:

@@ -82,6 +82,11 @@ class ClusterClock:
     def translate(self, own_ms: int) -> int:
         return self.read() + own_ms - self._own_ms()
 
+    def read_offset(self) -> tuple[int, int]:
+        """The shared time, and how far the shared clock is ahead of this gateway's clock."""
+        shared_ms = self.read()
+        return shared_ms, shared_ms - self._own_ms()
+
     @property
     def ahead_ms(self) -> int:
         """How far the shared clock is ahead of its earliest observed position: the forward jumps since then."""

@@ -10,7 +10,7 @@ A statement queue holds one entry of a call at a time. A further entry of that c
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from tollway.ledger.claims import is_claim_alone_plain
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish
 from tollway.ledger.sales import is_hour_unmarked
 from tollway.observability.metric_table import CommitKind
+from tollway.observability.plain_metrics import PlainHistogram
 from tollway.storage.engine.database import Database, is_retryable
 from tollway.storage.engine.outage import ValueRefused
 from tollway.storage.engine.statements import Work
@@ -42,25 +43,19 @@ STATEMENT_BATCH_MAX = 128
 class WaitingEntry:
     """An entry that waits for its write. `ends_s`: the moment until which its caller waits for another try; None before the first failure.
     `due_s`: the moment of the next try when it failed alone; 0 for the next batch. `is_in_doubt`: it may be written already.
-    `terms`: the reference to the terms of a claim in a statement queue. `future`: None without a caller. `is_cut`: of the entry that came first."""
+    `terms`: the reference to the terms of a claim in a statement queue. `future`: None without a caller.
+
+    Of the entry that came first: `is_cut`: a finish of a response that the upstream cut, so the same request may run again. `is_urgent`: False for
+    any other finish, which waits a moment for other entries, because alone it would cost a commit; the caller of a cut response may call again at once."""
 
     entry: Entry
     future: asyncio.Future[Outcome] | None
     is_cut: bool
+    is_urgent: bool
     ends_s: float | None = None
     due_s: float = 0.0
     is_in_doubt: bool = False
     terms: TermsReference | None = None
-
-    @property
-    def is_caller_gone(self) -> bool:
-        """A cancelled caller waits no more."""
-        return self.future is not None and self.future.cancelled()
-
-
-def is_cut(entry: Entry) -> bool:
-    """True for a finish of a response that the upstream cut: the same request may run again."""
-    return isinstance(entry, Finish) and entry.is_cut
 
 
 def count_callers(entries: Iterable[WaitingEntry]) -> int:
@@ -83,8 +78,6 @@ class QueueOwner(Protocol):
     def deliver(self, waiting: WaitingEntry, outcome: Outcome) -> None: ...
 
     def note_batch(self, batch: Sequence[WaitingEntry]) -> None: ...
-
-    def note_commit(self, kind: CommitKind, seconds: float) -> None: ...
 
 
 _Written = Claimed | Closed | Finish | None
@@ -110,30 +103,28 @@ class StatementQueue:
         self._is_stopping = False
         self._wake = asyncio.Event()
         self._delayed: asyncio.TimerHandle | None = None
-        self._behind: dict[CallId, list[WaitingEntry]] = {}
+        # By the calls that have an entry here: the later entries of the same call.
+        self.behind: dict[CallId, list[WaitingEntry]] = {}
         self.in_flight: Sequence[WaitingEntry] = ()
 
     def __len__(self) -> int:
         return len(self._queue) + len(self.in_flight)
 
-    def put(self, waiting: WaitingEntry, *, is_urgent: bool) -> None:
-        """Adds an entry of a call that has no entry here (`has`)."""
-        self._behind[waiting.entry.call_id] = []
+    def put(self, waiting: WaitingEntry) -> None:
+        """Adds an entry of a call that has no entry here (`in`)."""
+        self.behind[waiting.entry.call_id] = []
         self._queue.append(waiting)
         if waiting.future is not None:
             self._batch_wait.note_waiting()
-        if is_urgent or self._is_stopping:
+        if waiting.is_urgent or self._is_stopping:
             self._urgent += 1
             self._wake.set()
         elif self._delayed is None:
             self._delayed = asyncio.get_running_loop().call_later(self._delay_s, self._end_delay)
 
-    def has(self, call_id: CallId) -> bool:
-        return call_id in self._behind
-
     def put_behind(self, waiting: WaitingEntry) -> None:
         """Keeps an entry until the entry of the same call has left this queue; then the writer gets it."""
-        self._behind[waiting.entry.call_id].append(waiting)
+        self.behind[waiting.entry.call_id].append(waiting)
 
     def stop(self) -> None:
         """Lets `run` return when each entry is written or handed to the writer."""
@@ -144,9 +135,9 @@ class StatementQueue:
     def drain(self) -> list[WaitingEntry]:
         """Removes and returns every entry, in order, after the end of `run`."""
         left = [*self.in_flight, *self._queue]
-        left += [waiting for behind in self._behind.values() for waiting in behind]
+        left += [waiting for behind in self.behind.values() for waiting in behind]
         self._queue.clear()
-        self._behind.clear()
+        self.behind.clear()
         self.in_flight = ()
         return left
 
@@ -167,7 +158,8 @@ class StatementQueue:
                 except Exception as exc:  # noqa: BLE001 - the root of this task: no batch may end it
                     left = [one for one in self.in_flight if one.future is None or not one.future.done()]
                     self._owner.take_over_failed(left, exc)
-                self._batch_wait.note_written(count_callers(taken))
+                still_waiting = count_callers(self._queue)
+                self._batch_wait.note_written(count_callers(taken), still_waiting=still_waiting)
                 self.release(self.in_flight)
 
     def _end_delay(self) -> None:
@@ -178,30 +170,31 @@ class StatementQueue:
     def _take(self) -> list[WaitingEntry]:
         """Takes the next batch. Entries whose caller is gone go to the writer; while the queues are closed, all entries do."""
         if self._owner.are_statement_queues_closed():
-            self._hand_on([self._queue.popleft() for _ in range(len(self._queue))])
+            taken = [*self._queue]
+            self._queue.clear()
+            self._urgent = 0
+            self._hand_on(taken)
             return []
         batch: list[WaitingEntry] = []
         for_writer: list[WaitingEntry] = []
         while self._queue and len(batch) < self._batch_max:
             waiting = self._queue.popleft()
-            (for_writer if waiting.is_caller_gone else batch).append(waiting)
+            is_caller_gone = waiting.future is not None and waiting.future.cancelled()
+            (for_writer if is_caller_gone else batch).append(waiting)
         self._urgent = len(self._queue)
-        self._batch_wait.note_taken(still_waiting=count_callers(self._queue))
-        self._hand_on(for_writer)
+        if for_writer:
+            self._hand_on(for_writer)
         return batch
 
     def _hand_on(self, waiting: list[WaitingEntry]) -> None:
-        if not self._queue:
-            self._urgent = 0
-        if waiting:
-            self._owner.take_over(waiting)
-            self.release(waiting)
+        self._owner.take_over(waiting)
+        self.release(waiting)
 
     def release(self, written: Sequence[WaitingEntry]) -> None:
         """Removes entries from this queue and hands the entries that wait behind them to the writer."""
         gone = set(written)
         self.in_flight = [one for one in self.in_flight if one not in gone]
-        behind = [one for waiting in written for one in self._behind.pop(waiting.entry.call_id)]
+        behind = [one for waiting in written for one in self.behind.pop(waiting.entry.call_id)]
         if behind:
             self._owner.take_over(behind)
 
@@ -218,11 +211,13 @@ class StatementQueues:
         batch_max: int,
         delay_s: float,
         make_batch_wait: Callable[[int], BatchWait],
+        commit_seconds: Mapping[CommitKind, PlainHistogram],
         known_terms: KnownTerms,
         events: EventLog,
     ) -> None:
         """`known_terms`: terms with a committed row; a claim with other terms goes to the writer, which writes the terms too."""
         self._owner = owner
+        self._commit_seconds = commit_seconds
         self._database = database
         self._rules = rules
         self._clock = clock
@@ -263,8 +258,11 @@ class StatementQueues:
         match entry:
             case Claim():
                 waiting.terms = self._known_terms.find(terms_of(entry))
-                is_plain = waiting.terms is not None and is_claim_alone_plain(entry, self._limited)
-                return self.claims if is_plain and self._is_hour_unmarked(entry) else None
+                if waiting.terms is None or not is_claim_alone_plain(entry, self._limited):
+                    return None
+                # The writer marks the hour of a call whose claim comes minutes after its request arrived (`ledger.sales`).
+                now_ms, ahead_ms = self._clock.read_offset()
+                return self.claims if is_hour_unmarked(entry.created_ms + ahead_ms, now_ms=now_ms) else None
             case Close():
                 return self.ends if is_plain_close(entry) else None
             case Finish():
@@ -273,12 +271,8 @@ class StatementQueues:
             case _:
                 return None
 
-    def _is_hour_unmarked(self, claim: Claim) -> bool:
-        """False for a claim that comes minutes after its request arrived: the writer marks the hour of the call (`ledger.sales`)."""
-        return is_hour_unmarked(self._clock.translate(claim.created_ms), now_ms=self._clock.read())
-
     def find_holder(self, call_id: CallId) -> StatementQueue | None:
-        return next((queue for queue in self.all if queue.has(call_id)), None)
+        return next((queue for queue in self.all if call_id in queue.behind), None)
 
     def stop(self) -> None:
         for queue in self.all:
@@ -287,7 +281,7 @@ class StatementQueues:
     async def _write_claims(self, batch: Sequence[WaitingEntry]) -> None:
         claims = [waiting.entry for waiting in batch if isinstance(waiting.entry, Claim)]
         terms = [waiting.terms for waiting in batch if waiting.terms is not None]
-        now_ms, ahead_ms = self._clock.read(), self._clock.translate(0)
+        now_ms, ahead_ms = self._clock.read_offset()
 
         def work(connection: Connection) -> list[_Written]:
             self._restore_detector.check_once(connection)
@@ -306,7 +300,8 @@ class StatementQueues:
         finishing = [waiting for waiting in batch if isinstance(waiting.entry, Finish)]
         closes = [waiting.entry for waiting in closing if isinstance(waiting.entry, Close)]
         finishes = [waiting.entry for waiting in finishing if isinstance(waiting.entry, Finish)]
-        owner_id, now_ms, ahead_ms = self._rules.owner_id, self._clock.read(), self._clock.translate(0)
+        owner_id = self._rules.owner_id
+        now_ms, ahead_ms = self._clock.read_offset()
 
         def close(connection: Connection) -> list[_Written]:
             return [
@@ -357,7 +352,7 @@ class StatementQueues:
             else:
                 self._owner.take_over_failed(batch, exc)
         else:
-            self._owner.note_commit(kind, read_clock_s() - started_s)
+            self._commit_seconds[kind].observe(read_clock_s() - started_s)
             left = []
             for waiting, outcome in zip(batch, written, strict=True):
                 if outcome is None:
