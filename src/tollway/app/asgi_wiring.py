@@ -94,7 +94,7 @@ CheckReady = Callable[[], Awaitable[Mapping[str, bool]]]
 
 
 class AsgiBuilder:
-    """Builds once. `context`: the collaborators of the routes."""
+    """Builds once. `context`: the collaborators of the routes. `call_observer`: of all calls."""
 
     def __init__(
         self,
@@ -102,15 +102,20 @@ class AsgiBuilder:
         *,
         check_ready: CheckReady,
         check_traffic: CheckReady,
-        is_debug: Callable[[], bool],
         demo_wallet: DemoWallet | None,
     ) -> None:
         self._parts = parts
-        self._check_ready, self._check_traffic, self._is_debug = check_ready, check_traffic, is_debug
+        self._check_ready, self._check_traffic = check_ready, check_traffic
         self._origin = origin = parts.origin
         self._random = RandomPool()
         self._settings = settings = parts.settings
         self._limits = settings.limits
+        self.call_observer = CallObserver(
+            parts.metrics.call_seconds,
+            call_log=settings.call_log,
+            log_wallets=settings.log_wallets,
+            status_of=status_of,
+        )
         keys = [
             key.get_secret_value() for key in settings.secret_keys
         ]  # `ensure_secret_key` made the first one
@@ -339,13 +344,7 @@ class AsgiBuilder:
             idempotency=idempotency,
             access=access,
             decisions=DecisionMemory(limits=limits),
-            observer=CallObserver(
-                parts.metrics.call_seconds,
-                call_log=settings.call_log,
-                log_wallets=settings.log_wallets,
-                status_of=status_of,
-                is_debug=self._is_debug,
-            ),
+            observer=self.call_observer,
             proxy=self._make_proxy(idempotency.store_response),
             limits=limits,
             find_requirements=find_requirements,

@@ -89,7 +89,6 @@ class App(GatewayParts):
             self,
             check_ready=self.check_ready,
             check_traffic=self.check_traffic,
-            is_debug=lambda: self.is_debug,
             demo_wallet=demo_wallet,
         )
         self.asgi_app = self._asgi.build()
@@ -320,7 +319,7 @@ class App(GatewayParts):
         if self._debug_end is not None:
             self._debug_end.cancel()
             self._debug_end = None
-        self.is_debug = not self.is_debug
+        self.is_debug = self._asgi.call_observer.is_debug = not self.is_debug
         level = "debug" if self.is_debug else self.settings.log_level
         change_log_level(level)
         _log.warning("log_level_changed", now=level, for_s=DEBUG_S if self.is_debug else None)

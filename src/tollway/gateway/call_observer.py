@@ -20,7 +20,7 @@ _EXPECTED = frozenset({"charged", "repeated"})
 
 
 class CallObserver:
-    """The observer of all calls of a process. `is_debug`: whether the log is at `debug` now; every call has its line then."""
+    """The observer of all calls of a process. `is_debug`: the log is at `debug` now, so every call has its line."""
 
     def __init__(
         self,
@@ -29,14 +29,13 @@ class CallObserver:
         call_log: CallLog,
         log_wallets: bool,
         status_of: Callable[[Code], int],
-        is_debug: Callable[[], bool] = lambda: False,
     ) -> None:
         self._call_seconds = call_seconds
         self._histograms: dict[str, dict[Phase, PlainHistogram]] = {}
         self._call_log = call_log
         self._log_wallets = log_wallets
         self._status_of = status_of
-        self._is_debug = is_debug
+        self.is_debug = False
 
     def record(
         self, payment: CallPayment, *, response: ProxyResponse | None, error: BaseException | None
@@ -64,7 +63,7 @@ class CallObserver:
         if outcome not in _EXPECTED:
             if self._call_log != "off":
                 self._write(payment, rail, outcome, response, error)
-        elif self._call_log == "all" or self._is_debug():
+        elif self._call_log == "all" or self.is_debug:
             self._write(payment, rail, outcome, response, error)
 
     def _write(

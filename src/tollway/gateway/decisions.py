@@ -15,7 +15,6 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from tollway.bounded_cache import BoundedCache
-from tollway.errors import Problem
 from tollway.gateway.headers import DECIDING, NO_CODING, ForwardedFields
 from tollway.gateway.idempotency import Repeat
 from tollway.gateway.messages import ProxyRequest
@@ -84,7 +83,7 @@ class RequestDecision:
     same request."""
 
     route: Route
-    rail_proof: RailProof | Problem | None
+    rail_proof: RailProof
     repeat: Repeat | None = None
     fields: ForwardedFields | None = None
     verified: Verified | None = None
@@ -121,12 +120,11 @@ class DecisionMemory:
         verified = payment.remember()
         if verified is None or not self._is_small(request):
             return
-        rail_proof = decision.rail_proof
-        if isinstance(rail_proof, tuple) and request.find_header(PARAMS_HEADER) is not None:
-            rail_proof = (rail_proof[0], None)  # a bound signature is read from each request
+        rail, proof = decision.rail_proof
         remembered = RequestDecision(
             route=decision.route,
-            rail_proof=rail_proof,
+            # A bound signature is read from each request.
+            rail_proof=(rail, proof if request.find_header(PARAMS_HEADER) is None else None),
             fields=payment.fields,
             verified=verified,
             expires_ms=verified.expires_ms,

@@ -12,14 +12,15 @@ from tollway.observability.metric_table import Phase
 
 class PhaseTimer:
     """The time of each phase of one call. `clock`: monotonic seconds. `trace`: of a sampled call, which has a span for each phase.
-    `upstream_span`: the span of the request to the upstream.
+    `upstream_span`: the span of the request to the upstream. `seconds`: of each phase, in their order; set by `end`.
 
     A call only notes when each phase begins; the times are computed once, at its end."""
 
-    __slots__ = ("_clock", "_marks", "_trace", "upstream_span")
+    __slots__ = ("_clock", "_marks", "_trace", "seconds", "upstream_span")
 
     def __init__(self, clock: Callable[[], float], started_s: float, trace: CallTrace | None = None) -> None:
         self.upstream_span: Span | None = None
+        self.seconds: dict[Phase, float] = {}
         self._trace = trace
         self._clock = clock
         self._marks: list[tuple[Phase | None, float]] = [("read_head", started_s)]
@@ -32,21 +33,18 @@ class PhaseTimer:
 
     def end(self) -> None:
         """Ends the last phase. Without effect after the first time."""
-        if self._marks[-1][0] is not None:
-            self._marks.append((None, self._clock()))
-            if self._trace is not None:
-                self._trace.end()
-
-    @property
-    def seconds(self) -> dict[Phase, float]:
-        """The seconds of the phases that have ended, in their order."""
+        if self._marks[-1][0] is None:
+            return
+        self._marks.append((None, self._clock()))
+        if self._trace is not None:
+            self._trace.end()
         seconds: dict[Phase, float] = {}
         phase, since_s = self._marks[0]
         for following, at_s in self._marks[1:]:
             if phase is not None:
                 seconds[phase] = seconds.get(phase, 0.0) + at_s - since_s
             phase, since_s = following, at_s
-        return seconds
+        self.seconds = seconds
 
     def _begin_span(self, trace: CallTrace, phase: Phase) -> None:
         name = _SPANS[phase]

@@ -153,7 +153,11 @@ class CallPipeline:
                 if route.listing.free_calls is None or not has_wallet_proof(request):
                     return require_payment(self._quote(request, route))
                 rail_proof = self._free_rail, WALLET
-            decision = RequestDecision(route=route, rail_proof=rail_proof, repeat=repeat)
+            # The problem of a bad proof (400, 402) or of a repeat (409). A free call ignores a bad proof.
+            chosen = self._choose_rail(route, rail_proof, repeat)
+            if isinstance(chosen, Problem):
+                return explain_quoted(Refusal(chosen), self._quote(request, route), request)
+            decision = RequestDecision(route=route, rail_proof=chosen, repeat=repeat)
         try:
             return await self._pay(request, key, decision, started_s)
         except Refusal as refusal:
@@ -165,8 +169,7 @@ class CallPipeline:
     ) -> ProxyResponse | Outdated:
         """Pays for and forwards a decided call. Raises `Refusal` where the call ends before the upstream's response."""
         route, repeat = decision.route, decision.repeat
-        # Raises the problem of a bad proof (400, 402) or of a repeat (409). A free call ignores a bad proof.
-        rail, proof = self._choose_rail(decision)
+        rail, proof = decision.rail_proof
         # Size of the body, form of the idempotency key, required parameters.
         self._check_request(request, route)
         # The exit of this context counts every outcome, refusals included.
@@ -221,7 +224,7 @@ class CallPipeline:
         """Returns the remembered decision of the same request. None where there is none, or where one of its inputs has changed: the
         request is then decided again."""
         known = self._decisions.find(key, request)
-        if known is None or not isinstance(known.rail_proof, tuple):
+        if known is None:
             return None
         route = self._router.renew(known.route, request)
         if route is None or await self._catalog.find(request.listing_id) is not route.entry:
@@ -292,14 +295,13 @@ class CallPipeline:
             raise Refusal(UNVERIFIED)
         return route
 
-    def _choose_rail(self, decision: RequestDecision) -> RailProof:
-        route, rail_proof, repeat = decision.route, decision.rail_proof, decision.repeat
+    def _choose_rail(
+        self, route: Route, rail_proof: RailProof | Problem | None, repeat: Repeat | None
+    ) -> RailProof | Problem:
         if repeat is not None and isinstance(repeat.response, Problem):
-            raise Refusal(repeat.response)
+            return repeat.response
         if route.is_free and (repeat is None or repeat.call is None):
             return self._free_rail, None
-        if isinstance(rail_proof, Problem):
-            raise Refusal(rail_proof)
         assert rail_proof is not None  # `_run` returned a 402 for a call that costs and has no proof
         return rail_proof
 

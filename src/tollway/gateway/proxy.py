@@ -43,7 +43,7 @@ from tollway.gateway.request_signing import (
 )
 from tollway.gateway.response_body import ResponseRecorder, UpstreamBody, build_finish, read_first
 from tollway.gateway.usage import UsageReader, reads_json
-from tollway.ledger.ledger import Claimed, Close, Closed, Fenced, Finish, StoredResponse
+from tollway.ledger.ledger import Close, Closed, Fenced, Finish, StoredResponse
 from tollway.ledger.records import CallState, Delivery, Usage
 from tollway.limits import Limits
 from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest, format_host
@@ -213,7 +213,8 @@ class Proxy:
             self.breaker.record_failed(payment.route.endpoint.origin)
         is_late = isinstance(exc, UpstreamTimeout) and not upstream.is_body_handed_over
         is_unsent = not upstream.is_sent or is_late or isinstance(exc, ClientGone | Refusal)
-        before = _claimed(payment).before
+        assert payment.claimed is not None  # nothing is sent before the claim
+        before = payment.claimed.before
         was_charged = before is CallState.CONSUMED
         after = (before or CallState.RELEASED) if is_unsent or was_charged else CallState.UNKNOWN
         closing = self._close(payment, after, _name_error(exc))
@@ -301,6 +302,8 @@ class Proxy:
         is_free = exchange.status == _PAYMENT_REQUIRED or not is_charged(payment.charge_on, exchange.status)
         if is_free or payment.actual_units is not None:
             return None
+        assert payment.claimed is not None  # nothing is sent before the claim
+        is_repeat = payment.claimed.before is not None
         reader = UsageReader(
             payment.formulas,
             method=payment.request.method,
@@ -315,7 +318,7 @@ class Proxy:
             reservation=upstream.reservation,
             limits=self._limits,
             count_usage=self._count_usage,
-            count_cost=partial(self._count_cost, payment) if _claimed(payment).before is None else None,
+            count_cost=None if is_repeat else partial(self._count_cost, payment),
         )
 
     def _count_cost(self, payment: CallPayment, units: int) -> None:
@@ -427,9 +430,10 @@ class Proxy:
         if upstream_ms is not None:
             self._observe_upstream_s(upstream_ms / 1000)
         assert payment.call_id is not None  # claimed
+        assert payment.claimed is not None
         return Close(
             call_id=payment.call_id,
-            epoch=_claimed(payment).epoch,
+            epoch=payment.claimed.epoch,
             after=after,
             http_status=http_status,
             upstream_status=upstream_status,
@@ -445,9 +449,10 @@ class Proxy:
 
     def _count_quality(self, payment: CallPayment, close: Close, payment_state: str) -> None:
         listing = payment.route.entry.listing
+        assert payment.claimed is not None  # nothing is sent before the claim
         bucket = classify(
             listing,
-            payment.payer if _claimed(payment).before is None else None,
+            payment.payer if payment.claimed.before is None else None,
             payment_state=payment_state,
             upstream_status=close.upstream_status,
             upstream_latency_ms=close.upstream_latency_ms,
@@ -469,7 +474,8 @@ class Proxy:
         meter: Meter | None,
     ) -> ProxyResponse:
         """Builds the response: with the whole `body` where it is given, else with the first chunk of a short body."""
-        status, is_bodiless = upstream.status, _is_bodiless(payment, upstream.status)
+        status = upstream.status
+        is_bodiless = payment.request.method == "HEAD" or status in _BODILESS
         # The server would send a wrong content-length of the upstream unchanged beside a single message; it sets the right one itself.
         headers = self._caller_headers(upstream, payment, keep_length=body is None or is_bodiless)
         recorder = None
@@ -664,17 +670,8 @@ def _select_stored_headers(own: Headers) -> Headers:
     return [header for header in own if header[0] in STORED_HEADERS]
 
 
-def _is_bodiless(payment: CallPayment, status: int) -> bool:
-    return payment.request.method == "HEAD" or status in _BODILESS
-
-
 def _without_length(headers: Headers) -> Headers:
     return [header for header in headers if header[0] != b"content-length"]
-
-
-def _claimed(payment: CallPayment) -> Claimed:
-    assert payment.claimed is not None  # nothing is sent before the claim
-    return payment.claimed
 
 
 def _format_state(state: CallState, payment: CallPayment) -> str:

@@ -319,8 +319,12 @@ def build_claim(
     """Builds the claim of a verified call of any rail. `digest` None: no other request repeats this one."""
     request, listing, asset = call.request, call.route.entry.listing, call.asset
     pay_to = None if payment is None else payment.payee
+    entropy = clock.entropy(10)
+    if request.trace is not None:
+        # The id of a sampled call is drawn from the sampled part of all ids, so that later work on the call is traced too.
+        entropy = request.trace.mark_entropy(entropy)
     return Claim(
-        call_id=make_call_id(request, clock),
+        call_id=CallId(format_id("call", now_ms=clock.now_ms(), entropy=entropy)),
         listing_id=listing.id,
         listing_name=listing.name,
         provider=listing.provider,
@@ -350,14 +354,6 @@ def build_claim(
         metering=write_formulas(call.formulas) if call.formulas else None,
         tags=listing.tags,
     )
-
-
-def make_call_id(request: ProxyRequest, clock: ClockAndEntropy) -> CallId:
-    """A new id. That of a sampled call is drawn from the sampled part of all ids, so that later work on the call is traced too."""
-    entropy = clock.entropy(10)
-    if request.trace is not None:
-        entropy = request.trace.mark_entropy(entropy)
-    return CallId(format_id("call", now_ms=clock.now_ms(), entropy=entropy))
 
 
 async def explain_claim(outcome: ClaimOutcome, claim: Claim, asset: Asset | None, ledger: Ledger) -> Problem:

@@ -45,7 +45,7 @@ from tollway.gateway.rail import (
 )
 from tollway.gateway.receipts import write_plain_receipt
 from tollway.gateway.routing import Route
-from tollway.ids import Address, CallId
+from tollway.ids import Address
 from tollway.ledger.ledger import (
     Claim,
     Claimed,
@@ -472,7 +472,7 @@ class TransactionPayment(CallPayment):
                 outcome = await rail.ledger.claim(replace(claim, is_separate_call=True))
             if isinstance(outcome, Claimed):
                 rail.transaction_verifier.mark_spent(candidate[0].payment)
-                self._grant(claim.call_id, outcome, candidate)
+                self.call_id, self.claimed, self.transaction = claim.call_id, outcome, claim.tx_hash
                 return None
             rail.transaction_verifier.forget(self.proof.tx_hash)
             if isinstance(outcome, KeyTaken):
@@ -514,10 +514,6 @@ class TransactionPayment(CallPayment):
         self.asset, self.currency, self.payer = asset, asset.symbol, spendable.payment.payer
         self.price, self.units = lowest.price, lowest.price.units_in(asset)
         self.charge_on, self.formulas = lowest.terms.charge_on, lowest.formulas
-
-    def _grant(self, call_id: CallId, claimed: Claimed, candidate: _Candidate) -> None:
-        self.call_id, self.claimed = call_id, claimed
-        self.transaction = candidate[0].payment.tx_hash
 
     # ---- Claim: an earlier call runs again, under its claim and at its price.
 
@@ -578,7 +574,8 @@ class TransactionPayment(CallPayment):
         self.price, self.units = Price.parse(open_call.price), open_call.price_units
         self.formulas = () if open_call.metering is None else read_formulas(open_call.metering)
         self.actual_units = open_call.actual_units
-        self._grant(open_call.call_id, outcome, candidate)
+        self.call_id, self.claimed = open_call.call_id, outcome
+        self.transaction = candidate[0].payment.tx_hash
         return True
 
     def write_receipt(self) -> tuple[bytes, bytes] | None:
