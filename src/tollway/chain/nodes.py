@@ -225,7 +225,10 @@ class RpcNode:
         batch: list[RpcCall] = [*calls, CHAIN_ID_CALL]
         size = min(len(batch), self.batch_max or len(batch))
         try:
-            results = await self._send_parts(session, batch, size=size, sends_max=sends_max)
+            if size == len(batch):
+                results = await self._send_part(session, batch, sends_max=sends_max)
+            else:
+                results = await self._send_parts(session, batch, size=size, sends_max=sends_max)
         except BatchRefused as exc:
             results = await self._send_smaller(session, batch, exc, size=size // 2, sends_max=sends_max)
         return results[:-1]

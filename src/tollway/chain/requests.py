@@ -35,7 +35,7 @@ from tollway.chain.responses import (
     assemble_facts,
     parse_base_fee,
     parse_block,
-    parse_block_place,
+    parse_block_fields,
     parse_bytes,
     parse_call,
     parse_estimate,
@@ -204,7 +204,7 @@ async def read_authorization(
             ("eth_estimateGas", [transfer]),
         ],
     )
-    head_number, head_time = parse_block_place(latest)
+    head_number, _, head_time = parse_block_fields(latest)
     reverted, payload = parse_call(simulation, bytes_max=bytes_max)
     if reverted and valid_after >= head_time:
         later = await _simulate_later(node, session, transfer, valid_after=valid_after)

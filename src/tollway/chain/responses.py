@@ -192,17 +192,12 @@ def parse_bytes(value: object, *, length: int | None = None) -> bytes:
 
 def parse_block(value: object) -> BlockHeader:
     """A block's number, hash and time (unix seconds)."""
-    number, block_hash, time = _parse_block_fields(value)
+    number, block_hash, time = parse_block_fields(value)
     return BlockHeader(number=number, block_hash=block_hash, time=time)
 
 
-def parse_block_place(value: object) -> tuple[int, int]:
-    """A block's number and time; its hash is checked too."""
-    number, _, time = _parse_block_fields(value)
-    return number, time
-
-
-def _parse_block_fields(value: object) -> tuple[int, bytes, int]:
+def parse_block_fields(value: object) -> tuple[int, bytes, int]:
+    """The same as a tuple."""
     fields = _parse_object(value, "a block")
     return (
         _parse_number(fields.get("number")),
@@ -222,7 +217,7 @@ def parse_final_tag(value: object, *, head: BlockHeader) -> int | None:
     """The number of the latest final block; None where the node has none or does not support the tag."""
     if value is None or isinstance(value, RpcFault):
         return None
-    number, _ = parse_block_place(value)
+    number, _, _ = parse_block_fields(value)
     if number > head.number:
         raise UnusableResponse("the final block is above the head")
     return number

@@ -259,10 +259,7 @@ class RpcReader:
 
     async def fetch_tip(self, chain_id: ChainId) -> ChainTip:
         """The lowest head and final block of the nodes, and their latest time: honest nodes may differ in all."""
-
-        async def read(node: RpcNode) -> ChainTip:
-            return await read_tip(node, self._open_session)
-
+        read = partial(read_tip, session=self._open_session)
         reports = await self._pool(chain_id).read_agreeing(
             read, compared=lambda tip: None, quorum=Quorum.AGREED, deadline_s=self._limits.rpc_deadline_s
         )
@@ -310,12 +307,9 @@ class RpcReader:
         self, chain_id: ChainId, *, from_block: int, to_block: int
     ) -> frozenset[ChannelId]:
         """The union of the required nodes: one that hides a withdrawal must not suffice."""
-
-        async def read(node: RpcNode) -> set[ChannelId]:
-            return await read_changed_channels(
-                node, self._open_session, from_block=from_block, to_block=to_block
-            )
-
+        read = partial(
+            read_changed_channels, session=self._open_session, from_block=from_block, to_block=to_block
+        )
         reports = await self._pool(chain_id).read_agreeing(
             read,
             compared=lambda changed: None,
@@ -336,12 +330,9 @@ class RpcReader:
     ) -> ContractResult:
         """The result on which the nodes agree. The value is unknown yet, and a false result would let another caller spend a wallet's
         credit, so one node is never enough. Every failure of the contract is `reverted`, also out of gas."""
-
-        async def read(node: RpcNode) -> ContractResult:
-            return await read_call(
-                node, self._open_session, to=to, calldata=calldata, gas=gas, bytes_max=bytes_max
-            )
-
+        read = partial(
+            read_call, session=self._open_session, to=to, calldata=calldata, gas=gas, bytes_max=bytes_max
+        )
         pool = self._pool(chain_id)
         agreeing = await pool.read_agreeing(
             read,
@@ -352,9 +343,7 @@ class RpcReader:
         return agreeing[0]
 
     async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
-        async def read(node: RpcNode) -> int:
-            return await read_code_size(node, self._open_session, address)
-
+        read = partial(read_code_size, session=self._open_session, address=address)
         return await self._pool(chain_id).read_first(read, deadline_s=self._limits.rpc_deadline_s)
 
     def list_nodes(self, chain_id: ChainId) -> tuple[NodeStatus, ...]:
@@ -383,22 +372,20 @@ class RpcReader:
     ) -> AuthorizationFacts:
         """As many nodes as `quorum` needs must agree on the payer and the transfer. The lowest head and the highest gas estimate of
         them count."""
-
-        async def read(node: RpcNode) -> AuthorizationFacts:
-            return await read_authorization(
-                node,
-                self._open_session,
-                chain_id,
-                token=token,
-                payer=payer,
-                nonce=nonce,
-                sender=sender,
-                to=to or token,
-                calldata=calldata,
-                gas=gas,
-                valid_after=valid_after,
-                bytes_max=self._limits.erc1271_bytes_max,
-            )
+        read = partial(
+            read_authorization,
+            session=self._open_session,
+            chain_id=chain_id,
+            token=token,
+            payer=payer,
+            nonce=nonce,
+            sender=sender,
+            to=to or token,
+            calldata=calldata,
+            gas=gas,
+            valid_after=valid_after,
+            bytes_max=self._limits.erc1271_bytes_max,
+        )
 
         def compared(facts: AuthorizationFacts) -> object:
             return (
@@ -434,11 +421,14 @@ class RpcReader:
         pool = self._pool(chain_id)
         needed = pool.count_needed(quorum)
 
-        async def read(node: RpcNode) -> list[TxHash]:
-            return await read_authorization_ends(
-                node, self._open_session, token=token, payer=payer, nonce=nonce, from_block=from_block
-            )
-
+        read = partial(
+            read_authorization_ends,
+            session=self._open_session,
+            token=token,
+            payer=payer,
+            nonce=nonce,
+            from_block=from_block,
+        )
         failures: list[str] = []
         unseen = 0
         for node in pool.in_order:
@@ -461,12 +451,13 @@ class RpcReader:
         quorum: Quorum = Quorum.AGREED,
     ) -> EscrowFacts:
         """As many nodes as `quorum` needs must agree on the state. The lowest head of them counts."""
-
-        async def read(node: RpcNode) -> EscrowFacts:
-            return await read_channel(
-                node, self._open_session, chain_id, channel, confirmations=confirmations
-            )
-
+        read = partial(
+            read_channel,
+            session=self._open_session,
+            chain_id=chain_id,
+            channel=channel,
+            confirmations=confirmations,
+        )
         agreeing = await self._pool(chain_id).read_agreeing(
             read,
             compared=lambda facts: (facts.state, facts.confirmed_balance),
@@ -477,18 +468,12 @@ class RpcReader:
 
     async def fetch_fees(self, chain_id: ChainId) -> Fees:
         """The fees of the first usable node. The settlement caps them by the operator's maximum, because one node may report too much."""
-
-        async def read(node: RpcNode) -> Fees:
-            return await read_fees(node, self._open_session, chain_id)
-
+        read = partial(read_fees, session=self._open_session, chain_id=chain_id)
         return await self._pool(chain_id).read_first(read, deadline_s=self._limits.rpc_deadline_s)
 
     async def fetch_account(self, chain_id: ChainId, address: Address) -> AccountFacts:
         """The lowest values of as many nodes as the smallest payment needs: nodes may have different heads."""
-
-        async def read(node: RpcNode) -> AccountFacts:
-            return await read_account(node, self._open_session, address)
-
+        read = partial(read_account, session=self._open_session, address=address)
         pool = self._pool(chain_id)
         reports = await pool.read_agreeing(
             read,

@@ -152,7 +152,7 @@ class ActiveCall(PhaseTimer):
 
     def hold_lookup(self, lookup: AuthorizationLookup) -> AuthorizationLookup:
         """Ends the look-up with the call. The look-up counts unless this call is charged. That of a stored response counts: the charge was another call's."""
-        self._lookup = lookup.__enter__()
+        self._lookup = lookup
         return lookup
 
     async def check(

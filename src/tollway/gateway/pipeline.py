@@ -139,7 +139,9 @@ class CallPipeline:
                 return ProblemResponse(problem=check_listing(entry, request) or NOT_FOUND)
             # `rail_proof` and `matched` may be problems that are raised later, or never: a free call ignores a bad proof, and a
             # stored response of a paused or retired listing is still delivered.
-            rail_proof = self._read_proof(request)
+            rail_proof = read_proof(request, self._rails)
+            if request.trace is not None:
+                _trace_proof(request.trace, rail_proof)
             matched = self._router.match(entry, request)
             repeat = await self._find_repeat(request, entry, rail_proof, matched)
             read = None if repeat is None else repeat.body
@@ -253,12 +255,6 @@ class CallPipeline:
         if isinstance(request.body, HeldBody) or body.is_discarded:
             return False
         return await self._catalog.find(request.listing_id) is not entry
-
-    def _read_proof(self, request: ProxyRequest) -> RailProof | Problem | None:
-        rail_proof = read_proof(request, self._rails)
-        if request.trace is not None:
-            _trace_proof(request.trace, rail_proof)
-        return rail_proof
 
     async def _find_repeat(
         self,

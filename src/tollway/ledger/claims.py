@@ -335,7 +335,7 @@ def check_claim(claim: Claim) -> None:
         raise ValueError("decimals do not fit their column")
     for number in (claim.price_units, claim.chain_id, claim.payment_id, claim.created_ms):
         if number is not None and not 0 <= number <= UNITS_MAX:
-            raise ValueError("a price, a chain, a payment and a moment are numbers of 63 bits")
+            raise ValueError("a price, a chain, a payment and a moment lie between 0 and 2^63 - 1")
     authorization = claim.authorization
     if (authorization is None) != (claim.cover is None) or (authorization and claim.payment_id is not None):
         raise ValueError("a call is paid by a payment, or by an authorisation with its cover")
@@ -531,16 +531,13 @@ class _BatchDecision:
             return _refused(claim, RepeatsOpenCall(call=waiting))
         decision = self._decide(claim)
         if isinstance(decision.outcome, Claimed):
-            self._record_granted(claim, name)
+            # The claims after it see it.
+            self._spending.grant(claim)
+            if name is not None:
+                self._keys[name] = _keyed_call(claim, self._now_ms)
+            if claim.payment_id is not None and self._repeats:
+                self._repeats.pop(RequestName(claim.payment_id, claim.digest), None)
         return decision
-
-    def _record_granted(self, claim: Claim, name: KeyName | None) -> None:
-        """Makes a granted claim visible to the claims after it."""
-        self._spending.grant(claim)
-        if name is not None:
-            self._keys[name] = _keyed_call(claim, self._now_ms)
-        if claim.payment_id is not None and self._repeats:
-            self._repeats.pop(RequestName(claim.payment_id, claim.digest), None)
 
     def _decide(self, claim: Claim) -> Decision:
         if claim.channel is not None:

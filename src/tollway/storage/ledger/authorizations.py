@@ -139,7 +139,8 @@ def lock_wallets(
     them wait."""
     wallets = {payer_account_of(one.authorization.key) for one in claims if one.authorization is not None}
     owing = {one.payer for one in claims if one.channel is not None and one.payer is not None}
-    names = [*map(_lock_name_of, wallets.union(limited)), *(payer.hex().encode() for payer in owing)]
+    names = [f"{one.chain_id}:{one.asset}:{one.payer.hex()}".encode() for one in wallets.union(limited)]
+    names += [payer.hex().encode() for payer in owing]
     take_advisory_locks(connection, names, space=LOCK_SPACE)
 
 
@@ -436,7 +437,3 @@ def _claimed_row(claim: Claim, channel_keys: Mapping[ChannelName, int]) -> dict[
 
 def _is_unknown() -> ColumnElement[bool]:
     return call_table.c.state == literal_column("'unknown'")
-
-
-def _lock_name_of(wallet: PayerAccount) -> bytes:
-    return f"{wallet.chain_id}:{wallet.asset}:{wallet.payer.hex()}".encode()

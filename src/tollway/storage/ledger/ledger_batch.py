@@ -567,7 +567,9 @@ class LedgerBatch:
         # After `find_known`: an authorisation that is concluded in between counts twice, never zero times.
         unfinal_units = sum_unfinal_of(self._connection, {one.payer for one in self._limited(claims)})
         nonces = find_nonces(self._connection, claims)
-        debts, bound = find_debts_and_bound(self._connection, _payers_of_credit(claims))
+        # A voucher is granted whatever its payer owes.
+        of_credit = {one.payer for one in claims if one.payer is not None and one.channel is None}
+        debts, bound = find_debts_and_bound(self._connection, of_credit)
         bound |= self._bound_payers
         if bound:
             self._spending = BatchSpending(lock_budgets(self._connection, bound), now_ms=self._now_ms)
@@ -610,7 +612,9 @@ class LedgerBatch:
         ]
         if topups:
             ADD_TOPUPS.run(self._connection, topups)
-        self._outcomes.update(self._with_held(decisions))
+        self._outcomes.update({one.claim.call_id: one.outcome for one in decisions})
+        if any(isinstance(one.outcome, Exhausted) for one in decisions):
+            self._add_held(decisions)
 
     def _open_channel_calls(self, granted: Sequence[Decision], references: Sequence[TermsReference]) -> None:
         """Writes the calls of a batch with vouchers, and the channels that they reserve."""
@@ -646,19 +650,14 @@ class LedgerBatch:
         unfinal_max_nano = self._rules.unfinal_max_nano
         return find_limited_accounts(claims, unfinal_max_nano) if unfinal_max_nano else frozenset()
 
-    def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
-        """The outcomes by call. The held units of an `Exhausted` get those that calls without an outcome hold of its payment."""
+    def _add_held(self, decisions: Sequence[Decision]) -> None:
+        """Adds to the held units of each `Exhausted` those that calls without an outcome hold of its payment."""
         short = {one.claim.payment_id for one in decisions if isinstance(one.outcome, Exhausted)}
-        if not short:
-            return {one.claim.call_id: one.outcome for one in decisions}
         held = find_returnable_units(self._connection, {key for key in short if key is not None})
-        outcomes: dict[CallId, Outcome] = {}
         for one in decisions:
-            outcome = outcomes[one.claim.call_id] = one.outcome
-            if isinstance(outcome, Exhausted):
-                held_units = outcome.held_units + held.get(one.claim.payment_id or 0, 0)
-                outcomes[one.claim.call_id] = replace(outcome, held_units=held_units)
-        return outcomes
+            if isinstance(one.outcome, Exhausted):
+                held_units = one.outcome.held_units + held.get(one.claim.payment_id or 0, 0)
+                self._outcomes[one.claim.call_id] = replace(one.outcome, held_units=held_units)
 
     def _call_row(self, decision: Decision, terms: TermsReference) -> dict[str, object]:
         claim, outcome = decision.claim, decision.outcome
@@ -696,12 +695,16 @@ class LedgerBatch:
 
 
 def write_finishes(connection: Connection, finishes: Sequence[Finish], *, ahead_ms: int) -> None:
-    _FINISH.run(connection, [_finish_row(finish, ahead_ms=ahead_ms) for finish in finishes])
-
-
-def _payers_of_credit(claims: Sequence[Claim]) -> set[Address]:
-    """A voucher is granted whatever its payer owes."""
-    return {claim.payer for claim in claims if claim.payer is not None and claim.channel is None}
+    rows = [
+        {
+            "at_id": finish.call_id,
+            "at_epoch": finish.epoch,
+            "is_cut": finish.is_cut,
+            **_finish_values(finish, ahead_ms=ahead_ms),
+        }
+        for finish in finishes
+    ]
+    _FINISH.run(connection, rows)
 
 
 def _payers_of_channels(claims: Sequence[Claim]) -> set[Address]:
@@ -746,15 +749,6 @@ _OPEN_CALLS = Prepared(insert(call_table).values({name: bindparam(name) for name
 _OPEN_CHANNEL_CALLS = Prepared(
     insert(call_table).values({name: bindparam(name) for name in (*_OPENED, "channel_id")})
 )
-
-
-def _finish_row(finish: Finish, *, ahead_ms: int) -> dict[str, object]:
-    return {
-        "at_id": finish.call_id,
-        "at_epoch": finish.epoch,
-        "is_cut": finish.is_cut,
-        **_finish_values(finish, ahead_ms=ahead_ms),
-    }
 
 
 def _finish_values(finish: Finish, *, ahead_ms: int) -> dict[str, object]:

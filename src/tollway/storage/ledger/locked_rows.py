@@ -306,7 +306,10 @@ class LockedRows:
             added_units = parts.get(payment_id, 0) - call.parts.get(payment_id, 0)
             if added_units:
                 payment = self.payments[payment_id]
-                self.payments[payment_id] = _with_taken(payment, payment.taken_units + added_units)
+                taken_units = payment.taken_units + added_units
+                # As `parse_payment_row`: nothing remains to spend of a gone payment.
+                value_units = taken_units if payment.state is PaymentState.GONE else payment.value_units
+                self.payments[payment_id] = replace(payment, taken_units=taken_units, value_units=value_units)
         if call.state is CallState.REORGED:
             self._add_debt(call, parts, sum(call.parts.values()) - sum(parts.values()))
         self._parts[call.id] = (call, parts)
@@ -669,12 +672,6 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         budget_nano=budget_nano,
         budget_ms=budget_ms,
     )
-
-
-def _with_taken(payment: Payment, taken_units: int) -> Payment:
-    # As `parse_payment_row`: nothing remains to spend of a gone payment.
-    value_units = taken_units if payment.state is PaymentState.GONE else payment.value_units
-    return replace(payment, taken_units=taken_units, value_units=value_units)
 
 
 def check_count(found: int, expected: int) -> None:

@@ -121,7 +121,10 @@ class BatchSettlement:
         by_call = {one.call_id: one for one in concludes}
         _LOCK_AUTHORIZATIONS.fetch(self._connection, call_ids=list(by_call))
         seen = self._locked_rows.read_calls(list(by_call))
-        self._authorizations = self._read_authorizations(list(by_call))
+        rows = _READ_AUTHORIZATIONS.fetch(
+            self._connection, call_ids=list(by_call), responded_since_ms=self._responded_since_ms
+        )
+        self._authorizations = {row[0]: _parse_authorization(row) for row in rows}
         moved = {
             call_id: self._authorizations[call_id].pay_with(one.transfer)
             for call_id, one in by_call.items()
@@ -295,12 +298,6 @@ class BatchSettlement:
 
     def _is_stored(self, attempt: SettlementAttempt | None) -> bool:
         return attempt is None or is_attempt_stored(self._connection, attempt)
-
-    def _read_authorizations(self, call_ids: Sequence[CallId]) -> dict[CallId, _LockedAuthorization]:
-        rows = _READ_AUTHORIZATIONS.fetch(
-            self._connection, call_ids=list(call_ids), responded_since_ms=self._responded_since_ms
-        )
-        return {row[0]: _parse_authorization(row) for row in rows}
 
 
 _END = Prepared(
