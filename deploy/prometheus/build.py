@@ -89,7 +89,8 @@ _NODE_OK, _NODE_FAILED = _NODE + '{outcome="ok"}', _NODE + '{outcome!="ok"}'
 _UNDECIDED = 'tollway_settlements_total{outcome="undecided"}'
 _FINISHED = 'tollway_settlements_total{outcome=~"swept|released"}'
 _STEPS = "tollway_channel_steps_total"
-_FAILED_STEPS = _STEPS + '{step=~"claim|settle", outcome=~"reverted|refused|lost"}'
+_CLAIM_STEPS, _STEP_FAILURES = "|".join(limits.CHANNEL_CLAIM_STEPS), "|".join(limits.CHANNEL_STEP_FAILURES)
+_FAILED_STEPS = f'{_STEPS}{{step=~"{_CLAIM_STEPS}", outcome=~"{_STEP_FAILURES}"}}'
 OWN_FAILURES = tuple(code.value for code in metric_table.OWN_FAILURES)
 """The outcomes of calls that fail because of the gateway: the codes with a status of 500 and above without `OTHER_FAILURES`."""
 OTHER_FAILURES = {

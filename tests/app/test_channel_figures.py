@@ -15,6 +15,7 @@ from tollway.ledger.channels import ChannelState
 from tollway.observability.telemetry import ChannelFigures
 from tollway.payments.channel_claims import COST_GAS
 from tollway.payments.channel_terms import ChannelRules
+from tollway.web.operator.chains import NetworkChannels
 
 NOW_S = 1_800_000_000
 AUTHORIZER = Address(b"\x0a" * 20)
@@ -70,6 +71,9 @@ class Networks:
             CHAIN: ChannelRules(chain_id=CHAIN, withdraw_delay=900, native_price_nano=1_000 * 10**9)
         }
 
+    def find_look_age_s(self, chain_id: ChainId) -> float | None:
+        return 7.0
+
     def gas_price_wei(self, chain_id: ChainId) -> int | None:
         return GWEI
 
@@ -81,6 +85,7 @@ def make_reader(totals: Totals, moments_s: list[float] | None = None) -> Channel
         cast("Any", totals),
         cast("Any", Networks()),
         rules={CHAIN: rules},
+        claim_reserve_wei=lambda _: 5,
         now_ms=lambda: NOW_S * 1000,
         clock=lambda: next(moments),
     )
@@ -143,3 +148,15 @@ async def test_the_channels_are_read_once_in_an_interval() -> None:
         await reader.read()
         counts.append(totals.reads)
     assert counts == [1, 1, 2]
+
+
+async def test_the_operator_reads_the_same_figures_with_what_this_gateway_knows() -> None:
+    reader = make_reader(Totals(totals=[TOTAL]))
+    (found,) = await reader.list_networks()
+    assert found == NetworkChannels(
+        network=NETWORK,
+        figures=(await reader.read())[NETWORK],
+        withdraw_delay_s=900,
+        look_age_s=7.0,
+        gas_reserve_wei=5,
+    )

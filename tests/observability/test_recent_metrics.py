@@ -26,6 +26,7 @@ async def test_a_window_has_what_was_gained_in_it() -> None:
         metrics.commit_seconds["close"].observe(0.2)
         metrics.lease_lapses.add()
         metrics.node_requests.add("eip155:1", "1", "ok")
+        metrics.channel_steps.add("eip155:1", "claim", "refused")
         clock.s += SAMPLE_INTERVAL_S
         await recent.sample()
     metrics.calls.add("charged")
@@ -35,6 +36,7 @@ async def test_a_window_has_what_was_gained_in_it() -> None:
     assert gained.calls == {("charged",): 3}
     assert (sum(gained.phases["claim"]), sum(gained.commits)) == (4, 2)
     assert (gained.lease_lapses, gained.node_requests) == ({(): 2}, {("eip155:1", "1", "ok"): 2})
+    assert gained.channel_steps == {("eip155:1", "claim", "refused"): 2}
     whole = recent.find_increase(EVENT_WINDOW_S)
     assert (whole.seconds, whole.calls_count) == (4 * SAMPLE_INTERVAL_S + 1, 5)
 

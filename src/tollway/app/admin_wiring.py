@@ -13,6 +13,7 @@ from tollway.payments.transaction_inspection import TransactionInspector
 from tollway.storage.operator.operator_reads import BookFigures, OpenCallStore, record_audit
 from tollway.storage.operator.operator_writes import SqlAdminSessions
 from tollway.web.api.context import WebContext
+from tollway.web.operator.chains import NetworkChannels
 from tollway.web.operator.operator_app import SECTIONS, AdminApp, AdminHosts
 from tollway.web.operator.operator_context import AdminContext
 from tollway.web.operator.operator_routes import admin_router
@@ -40,7 +41,11 @@ def build_admin_app(
         entropy=secrets.token_bytes,
     )
     gas_budget = parts.settlement_services.gas_budget
-    fleet = parts.fleet_view
+    fleet, channels = parts.fleet_view, parts.channel_figures
+
+    async def list_channels() -> tuple[NetworkChannels, ...]:
+        return () if channels is None else await channels.list_networks()
+
     pages = admin_router(
         AdminContext(
             web=web,
@@ -72,6 +77,7 @@ def build_admin_app(
             list_gas_spending=gas_budget.list_spending,
             fleet=fleet.figures,
             list_nodes=fleet.list_nodes,
+            list_channels=list_channels,
             list_gateways=fleet.list_gateways,
             find_leaders=fleet.find_leaders,
             find_increase=fleet.find_increase,

@@ -13,6 +13,7 @@ from tollway.payments.channel_claims import COST_GAS
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_terms import ChannelRules, one_coin
 from tollway.storage.ledger.channel_totals import ChannelTotalsStore
+from tollway.web.operator.chains import NetworkChannels
 
 READ_INTERVAL_S = 60.0
 WITHDRAWALS_MAX = 10_000
@@ -27,12 +28,14 @@ class ChannelFiguresReader:
         networks: ChannelNetworks,
         *,
         rules: Mapping[ChainId, ChainRules],
+        claim_reserve_wei: Callable[[ChainId], int],
         now_ms: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._totals = totals
         self._networks = networks
         self._rules = rules
+        self._claim_reserve_wei = claim_reserve_wei
         self._now_ms = now_ms
         self._clock = clock
         self._figures: Mapping[str, ChannelFigures] = {}
@@ -44,6 +47,20 @@ class ChannelFiguresReader:
             self._figures = await self._read_now()
             self._due_s = self._clock() + READ_INTERVAL_S
         return self._figures
+
+    async def list_networks(self) -> tuple[NetworkChannels, ...]:
+        """The same figures with what this gateway knows of each network. Raises StorageUnavailable."""
+        figures = await self.read()
+        return tuple(
+            NetworkChannels(
+                network=format_network(chain_id),
+                figures=figures[format_network(chain_id)],
+                withdraw_delay_s=rules.withdraw_delay,
+                look_age_s=self._networks.find_look_age_s(chain_id),
+                gas_reserve_wei=self._claim_reserve_wei(chain_id),
+            )
+            for chain_id, rules in self._networks.rules.items()
+        )
 
     async def _read_now(self) -> Mapping[str, ChannelFigures]:
         totals = await self._totals.list_totals()

@@ -311,7 +311,13 @@ class GatewayParts:
             format_network(one.chain_id): one.withdraw_delay for one in networks.rules.values()
         }
         self.metrics.add_channels(delays_s, read_look_ages_s)
-        return ChannelFiguresReader(channels.totals, networks, rules=self.rules, now_ms=self.ledger.shared_ms)
+        return ChannelFiguresReader(
+            channels.totals,
+            networks,
+            rules=self.rules,
+            claim_reserve_wei=self.settlement_services.gas_budget.claim_reserve_wei,
+            now_ms=self.ledger.shared_ms,
+        )
 
     def _make_chains(self) -> RpcReader:
         return RpcReader(

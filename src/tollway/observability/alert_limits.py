@@ -34,5 +34,8 @@ WITHDRAWAL_DELAY_MAX = 0.5
 """The share of the delay of a withdrawal by which the channel must be claimed."""
 CHANNEL_LOOK_DELAY_MAX = 0.25
 """The share of that delay by which channels must be looked at again: then they take no deposit (`channel_networks.LOOK_DIVISOR`)."""
+CHANNEL_CLAIM_STEPS = ("claim", "settle")
+CHANNEL_STEP_FAILURES = ("reverted", "refused", "lost")
+"""Outcomes of these steps that do not bring what a channel owes to its provider."""
 CHANNEL_UNCLAIMED_MAX = 0.8
 """The share of its maximum that a channel may owe; a claim is due at half of it."""

@@ -25,6 +25,7 @@ class MetricsSample:
     lease_lapses: Counts
     node_requests: Counts
     node_disagreements: Counts
+    channel_steps: Counts
     phases: Mapping[str, Buckets]
     upstream: Buckets
     commits: Buckets
@@ -44,6 +45,7 @@ def find_increase(before: MetricsSample, after: MetricsSample) -> MetricsSample:
         lease_lapses=_subtract(after.lease_lapses, before.lease_lapses),
         node_requests=_subtract(after.node_requests, before.node_requests),
         node_disagreements=_subtract(after.node_disagreements, before.node_disagreements),
+        channel_steps=_subtract(after.channel_steps, before.channel_steps),
         phases={
             phase: _subtract_buckets(buckets, before.phases.get(phase, ()))
             for phase, buckets in after.phases.items()
@@ -108,6 +110,7 @@ class RecentMetrics:
             lease_lapses=_copy(metrics.lease_lapses),
             node_requests=_copy(metrics.node_requests),
             node_disagreements=_copy(metrics.node_disagreements),
+            channel_steps=_copy(metrics.channel_steps),
             phases=phases,
             upstream=tuple(metrics.upstream_seconds.counts),
             commits=commits,

@@ -12,9 +12,9 @@ from tollway.observability import alert_limits as limits
 from tollway.observability.fleet import DutyLeader, EncryptedValues, GatewayBuild, GatewayRecord
 from tollway.observability.metric_table import DURATION_BUCKETS_S
 from tollway.observability.recent_metrics import MetricsSample
-from tollway.observability.telemetry import FleetFigures
+from tollway.observability.telemetry import ChannelFigures, FleetFigures
 from tollway.payments.gas import GasKeyStatus, GasSpending
-from tollway.web.operator.chains import NetworkNodes, NodeFigures
+from tollway.web.operator.chains import NetworkChannels, NetworkNodes, NodeFigures
 from tollway.web.operator.findings import OverviewFacts, count, find_findings, format_age
 
 RUNBOOKS = Path(__file__).parents[3] / "docs" / "runbooks"
@@ -31,6 +31,7 @@ STILL = MetricsSample(
     lease_lapses={(): 0},
     node_requests={},
     node_disagreements={},
+    channel_steps={},
     phases={},
     upstream=NO_TIMES,
     commits=NO_TIMES,
@@ -45,10 +46,26 @@ KEY = GasKeyStatus(
 )
 LOW = replace(KEY, balance_wei=299)
 SPENDING = GasSpending(chain_id=BASE, spent_wei=80, budget_wei=100, listing_budget_wei=10, by_listing={})
+DELAY_S = 86_400
+CHANNELS = NetworkChannels(
+    network=NETWORK,
+    figures=ChannelFigures(
+        counts={},
+        unclaimed={},
+        unclaimed_ratio=limits.CHANNEL_UNCLAIMED_MAX,
+        unclaimed_s=0,
+        withdrawals=1,
+        withdrawal_s=limits.WITHDRAWAL_DELAY_MAX * DELAY_S,
+    ),
+    withdraw_delay_s=DELAY_S,
+    look_age_s=limits.CHANNEL_LOOK_DELAY_MAX * DELAY_S,
+    gas_reserve_wei=299,
+)
 QUIET = OverviewFacts(
     checks={"storage": True, "background": True, "load": True},
     networks=[CHAIN],
     nodes=(),
+    channels=[CHANNELS],
     gas_keys=[KEY],
     gas_spending=[SPENDING],
     fleet=FleetFigures(
@@ -77,6 +94,18 @@ def gained(**changes: Any) -> dict[str, Any]:
 
 def fleet(**changes: Any) -> dict[str, Any]:
     return {"fleet": replace(QUIET.fleet, **changes)}
+
+
+def channels(**changes: Any) -> dict[str, Any]:
+    return {"channels": [replace(CHANNELS, **changes)]}
+
+
+def figures(**changes: Any) -> dict[str, Any]:
+    return channels(figures=replace(CHANNELS.figures, **changes))
+
+
+def steps(*ended: tuple[str, str]) -> dict[str, Any]:
+    return gained(channel_steps={(NETWORK, *one): 1 for one in ended})
 
 
 def node(number: int, *, head_age_s: int = 0) -> NodeFigures:
@@ -135,6 +164,26 @@ def times(slow: int, *, bound: float) -> tuple[int, ...]:
         ({"gas_keys": [KEY, LOW]}, [("degraded", "GasKeyLow")]),
         ({"gas_keys": [KEY, replace(KEY, balance_wei=None)]}, []),
         ({"gas_keys": [replace(KEY, balance_wei=None)]}, []),
+        (
+            figures(withdrawal_s=limits.WITHDRAWAL_DELAY_MAX * DELAY_S + 1),
+            [("money", "ChannelWithdrawal")],
+        ),
+        (
+            channels(look_age_s=limits.CHANNEL_LOOK_DELAY_MAX * DELAY_S + 1),
+            [("money", "ChannelsUnwatched")],
+        ),
+        (channels(look_age_s=None), []),
+        (channels(gas_reserve_wei=301), [("money", "ClaimGasLow")]),
+        ({**channels(gas_reserve_wei=301), "gas_keys": [KEY, replace(KEY, balance_wei=301)]}, []),
+        ({**channels(gas_reserve_wei=301), "gas_keys": [replace(KEY, balance_wei=None)]}, []),
+        ({**channels(gas_reserve_wei=301, network="eip155:1"), "gas_keys": [KEY]}, []),
+        (steps(("claim", "refused")), [("degraded", "ChannelClaimsFail")]),
+        (steps(("claim", "lost"), ("settle", "refused")), [("degraded", "ChannelClaimsFail")] * 2),
+        (steps(("claim", "done"), ("deposit", "reverted"), ("refund", "refused")), []),
+        (
+            figures(unclaimed_ratio=limits.CHANNEL_UNCLAIMED_MAX + 0.01),
+            [("degraded", "ChannelUnclaimedHigh")],
+        ),
         ({"gas_spending": [replace(SPENDING, spent_wei=81)]}, [("degraded", "GasBudgetNear")]),
         ({**nodes(node(1)), **gained(node_requests=requests(ok=8, timeout=2))}, []),
         (

@@ -10,6 +10,7 @@ from typing import Any
 from tollway.chain.nodes import NodeStatus
 from tollway.ids import ChainId
 from tollway.ledger.channels import ChannelMoney
+from tollway.observability.telemetry import ChannelFigures
 from tollway.payments.gas import WithdrawnRail
 from tollway.web.api.context import FindAsset
 from tollway.web.http.query import format_time
@@ -40,6 +41,18 @@ class NetworkNodes:
     network: str
     block_s: float
     nodes: Sequence[NodeFigures]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkChannels:
+    """The channels of a network that offers them. `look_age_s`: since a gateway looked at them; None before the contracts were seen. `gas_reserve_wei`: what a gas key keeps for
+    their claims."""
+
+    network: str
+    figures: ChannelFigures
+    withdraw_delay_s: int
+    look_age_s: float | None
+    gas_reserve_wei: int
 
 
 def node_json(node: NodeFigures, nodes: Sequence[NodeFigures], *, now_ms: int) -> dict[str, Any]:

@@ -15,6 +15,10 @@ from tollway.observability.alert_limits import (
     BACKUP_AGE_MAX_S,
     CALL_PHASE_P95_MAX_S,
     CALL_PHASE_WINDOW_S,
+    CHANNEL_CLAIM_STEPS,
+    CHANNEL_LOOK_DELAY_MAX,
+    CHANNEL_STEP_FAILURES,
+    CHANNEL_UNCLAIMED_MAX,
     COMMIT_P99_MAX_S,
     COMMIT_WINDOW_S,
     EVENT_WINDOW_S,
@@ -34,13 +38,14 @@ from tollway.observability.alert_limits import (
     OWN_FAILURES_WINDOW_S,
     SALES_HOURS_BEHIND_MAX,
     SETTLING_AGE_MAX_S,
+    WITHDRAWAL_DELAY_MAX,
 )
 from tollway.observability.fleet import DutyLeader, EncryptedValues, GatewayRecord
 from tollway.observability.metric_table import DURATION_BUCKETS_S, OWN_FAILURES
 from tollway.observability.recent_metrics import MetricsSample, find_quantile
 from tollway.observability.telemetry import FleetFigures
 from tollway.payments.gas import GasKeyStatus, GasSpending
-from tollway.web.operator.chains import NetworkNodes
+from tollway.web.operator.chains import NetworkChannels, NetworkNodes
 
 CHECK_TEXTS = {
     "storage": ("The database cannot be read or written", "StorageAway", "tollway gateway doctor"),
@@ -95,6 +100,7 @@ class OverviewFacts:
     checks: Mapping[str, bool]
     networks: Sequence[Mapping[str, Any]]
     nodes: Sequence[NetworkNodes]
+    channels: Sequence[NetworkChannels]
     gas_keys: Sequence[GasKeyStatus]
     gas_spending: Sequence[GasSpending]
     fleet: FleetFigures
@@ -116,6 +122,7 @@ def find_findings(facts: OverviewFacts) -> tuple[OperatorFinding, ...]:
         *_find_stopped(facts),
         *_find_money(facts),
         *_find_gas(facts),
+        *_find_channels(facts),
         *_find_rails(facts),
         *_find_nodes(facts),
         *_find_slow(facts),
@@ -204,6 +211,43 @@ def _find_gas(facts: OverviewFacts) -> Iterator[OperatorFinding]:
             share = spending.spent_wei / max(1, spending.budget_wei)
             words = f"{format_network(spending.chain_id)}: {share:.0%} of the gas budget of 24 hours is spent"
             yield OperatorFinding(severity=Severity.DEGRADED, text=words, alert="GasBudgetNear", page="/gas")
+
+
+def _find_channels(facts: OverviewFacts) -> Iterator[OperatorFinding]:
+    """Steps are counted by the gateway that leads the claims. A key whose balance was not read yet is not counted."""
+
+    def finding(severity: Severity, words: str, alert: str, page: str = "/chains") -> OperatorFinding:
+        return OperatorFinding(severity=severity, text=words, alert=alert, page=page)
+
+    recent = facts.find_increase(EVENT_WINDOW_S)
+    for one in facts.channels:
+        name, figures, delay_s = one.network, one.figures, one.withdraw_delay_s
+        if figures.withdrawal_s > WITHDRAWAL_DELAY_MAX * delay_s:
+            words = f"{name}: a payer began {format_age(figures.withdrawal_s)} ago to withdraw from a channel that owes; the delay is {format_age(delay_s)}"
+            yield finding(Severity.MONEY, words, "ChannelWithdrawal")
+        if one.look_age_s is not None and one.look_age_s > CHANNEL_LOOK_DELAY_MAX * delay_s:
+            words = f"{name}: no gateway has looked at the channels for {format_age(one.look_age_s)}, so they take no deposit"
+            yield finding(Severity.MONEY, words, "ChannelsUnwatched")
+        balances_wei = [
+            key.balance_wei
+            for key in facts.gas_keys
+            if format_network(key.chain_id) == name and key.balance_wei is not None
+        ]
+        if balances_wei and max(balances_wei) < one.gas_reserve_wei:
+            words = f"{name}: every gas key has less than the claims of its channels need"
+            yield finding(Severity.MONEY, words, "ClaimGasLow", "/gas")
+        for step in CHANNEL_CLAIM_STEPS:
+            failed = sum(
+                recent.channel_steps.get((name, step, outcome), 0) for outcome in CHANNEL_STEP_FAILURES
+            )
+            if failed:
+                words = (
+                    f"{name}: {failed:.0f} of the steps {step} on channels failed, in {recent.seconds:.0f} s"
+                )
+                yield finding(Severity.DEGRADED, words, "ChannelClaimsFail")
+        if figures.unclaimed_ratio > CHANNEL_UNCLAIMED_MAX:
+            words = f"{name}: a channel owes {figures.unclaimed_ratio:.0%} of its maximum, and claims do not keep up"
+            yield finding(Severity.DEGRADED, words, "ChannelUnclaimedHigh")
 
 
 def _find_rails(facts: OverviewFacts) -> Iterator[OperatorFinding]:

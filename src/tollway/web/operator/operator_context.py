@@ -14,7 +14,7 @@ from tollway.observability.telemetry import FleetFigures
 from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.registry.moderation import Moderation
 from tollway.web.api.context import WebContext
-from tollway.web.operator.chains import NetworkNodes
+from tollway.web.operator.chains import NetworkChannels, NetworkNodes
 from tollway.web.operator.sign_in import AdminSignInPages
 from tollway.web.operator.transactions import AdminTransactions
 from tollway.web.pages.markdown import MarkdownPage
@@ -74,6 +74,7 @@ class AdminContext:
     list_gas_spending: Callable[[], Sequence[GasSpending]]
     fleet: FleetReader
     list_nodes: Callable[[], Sequence[NetworkNodes]]
+    list_channels: Callable[[], Awaitable[Sequence[NetworkChannels]]]
     list_gateways: Callable[[], Awaitable[Sequence[GatewayRecord]]]
     find_leaders: Callable[[], Awaitable[Sequence[DutyLeader]]]
     find_increase: Callable[[float], MetricsSample]

@@ -59,6 +59,7 @@ async def read_facts(context: AdminContext) -> OverviewFacts:
         checks=await context.check_ready(),
         networks=describe_status(context.web),
         nodes=context.list_nodes(),
+        channels=await context.list_channels(),
         gas_keys=context.list_gas_keys(),
         gas_spending=context.list_gas_spending(),
         fleet=await context.fleet.read(),
