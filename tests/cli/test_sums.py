@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from tests.kit.terminal import run_commands, split_commands
-from tollway.cli.sums import BAR_WIDTH, draw_bar, format_csv, format_tables
+from tollway.cli.sums import BAR_WIDTH, draw_bar, format_channels, format_csv, format_tables
 
 NOTHING = {"calls": 0, "units": "0", "amount": "0"}
 USDC = {
@@ -28,6 +28,15 @@ FOUND = {
     "isLowerBound": False,
     "sales": [{**START, "apiName": "=HYPERLINK(1)\x1b[2J", **USDC}, {**START, "apiName": None, **ETHER}],
     "totals": [ETHER, USDC],
+}
+CHANNEL_MONEY = {
+    **{name: USDC[name] for name in ("network", "asset", "currency")},
+    "channels": 2,
+    "withdrawing": 1,
+    "unclaimed": {"units": "9", "amount": "0.000009"},
+    "claimed": {"units": "0", "amount": "0"},
+    "settled": {"units": "4999999999999999", "amount": "4999999999.999999"},
+    "lost": {"units": "0", "amount": "0"},
 }
 
 
@@ -57,9 +66,24 @@ def test_json_is_the_answer_of_the_gateway_and_csv_has_a_line_for_each_state(run
     assert "\x1b" not in rows[0]["name"]
 
 
+def test_earnings_say_where_the_money_of_channels_is(run, gateway):
+    gateway.sums = {**FOUND, "sales": [], "totals": [], "channels": [CHANNEL_MONEY]}
+    assert [line.plain.strip() for line in format_channels(gateway.sums)] == [
+        "Payment channels, USDC on eip155:84532, so far",
+        "unclaimed 0.000009, claimed 0, settled 4999999999.999999, lost 0",
+        "payers who withdraw: 1",
+    ]
+    rows = list(csv.DictReader(io.StringIO(run("listing", "earnings", "--csv").stdout, newline="")))
+    assert [(row["start"], row["group"], row["state"], row["calls"], row["units"]) for row in rows] == [
+        ("", "channels", "unclaimed", "", "9"),
+        ("", "channels", "settled", "", "4999999999999999"),
+    ]
+
+
 @pytest.mark.process
 def test_a_terminal_gets_a_table_for_each_asset_with_bars_and_totals(gateway, environment, tmp_path):
-    gateway.sums = {**FOUND, "isLowerBound": True, "completeFrom": "2026-11-20T00:00:00.000Z"}
+    more = {"isLowerBound": True, "completeFrom": "2026-11-20T00:00:00.000Z"}
+    gateway.sums = {**FOUND, **more, "channels": [CHANNEL_MONEY]}
     ((code, shown),) = split_commands(
         run_commands([["listing", "earnings"]], {**environment, "HOME": str(tmp_path)})
     )
@@ -70,6 +94,7 @@ def test_a_terminal_gets_a_table_for_each_asset_with_bars_and_totals(gateway, en
     assert "█" * BAR_WIDTH in text
     assert "released 0.01 (1), held 0.04 (2)" in text
     assert "--until 2026-11-20T00:00:00.000Z" in text
+    assert text.index("settled 4999999999.999999") > text.index("USDC on eip155:84532")
 
 
 def test_a_pipe_gets_no_bar(run, gateway):
@@ -87,7 +112,12 @@ def test_a_bar_is_in_proportion_and_never_empty_for_money(amount, largest, lengt
 
 @pytest.mark.parametrize("odd", [None, 7, "x", {"calls": "many", "amount": "NaN"}, {"amount": []}])
 def test_a_gateway_that_sends_other_types_breaks_nothing(odd):
-    found = {**FOUND, "totals": [{**USDC, "charged": odd}, {"asset": odd}]}
+    found = {
+        **FOUND,
+        "totals": [{**USDC, "charged": odd}, {"asset": odd}],
+        "channels": [odd, {"unclaimed": odd}],
+    }
     rows = [{**START, **USDC, "charged": odd, "start": odd, "calls": odd}]
     assert list(format_tables(found, rows))
     assert list(format_csv(found, rows))
+    assert list(format_channels(found))

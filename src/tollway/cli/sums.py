@@ -1,6 +1,7 @@
 """`tollway listing earnings` and `tollway wallet spending`: the sums of the gateway's ledger by day or hour, as tables with bars, CSV or JSON.
 
-A table has one asset, and so has each total. Charged, released, held and reorged are columns of a table, and a column of their own in CSV.
+A table has one asset, and so has each total. Charged, released, held and reorged are columns of a table, and a column of their own in CSV. Below earnings stands where the
+money of channels is, which no range divides.
 """
 
 import sys
@@ -18,6 +19,8 @@ from tollway.client.safe_text import format_value, plain_line
 from tollway.csv_text import csv_line
 
 STATES = ("charged", "released", "held", "reorged")
+CLAIM_STATES = ("unclaimed", "claimed", "settled", "lost")
+"""Where the money of channels is."""
 BAR_WIDTH = 12
 NAME_WIDTH = 18
 CSV_COLUMNS = (
@@ -102,13 +105,15 @@ def _print_tables(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
     print_lines(format_tables(found, rows))
     if not rows:
         print_foot("No calls in this range.")
+    print_lines(format_channels(found))
     if found.get("isLowerBound") is True:
         until = format_value(found.get("completeFrom"))
         print_foot(f"The range has more: rows before {until} are not whole. Ask again with --until {until}")
 
 
 def format_csv(found: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The lines of the file: one for each row and state that has calls. Cells are plain, and none begins like a formula."""
+    """The lines of the file: one for each row and state that has calls, then one without a time for each asset and claim state of channels. Cells are plain, and none begins like
+    a formula."""
     yield csv_line(CSV_COLUMNS)
     for row in rows:
         for state in STATES:
@@ -118,6 +123,12 @@ def format_csv(found: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> I
                 asset = (row.get("network"), row.get("asset"), row.get("currency"))
                 values = (*shared, *asset, state, one.get("calls"), one.get("units"), one.get("amount"))
                 yield csv_line(plain_line(format_value(value)) for value in values)
+    for money in list_objects(found.get("channels")):
+        for state in CLAIM_STATES:
+            one = _read_state(money, state)
+            if _read_amount(money, state):
+                cells = {**money, "group": "channels", "state": state, **one}
+                yield csv_line(plain_line(format_value(cells.get(name))) for name in CSV_COLUMNS)
 
 
 def format_tables(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
@@ -145,6 +156,17 @@ def format_tables(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
             style="bold",
         )
         yield from _format_others(total)
+
+
+def format_channels(found: Mapping[str, Any]) -> Iterator[Text]:
+    """Where the money of channels that pay this wallet is, two lines for each asset. Fits 80 columns."""
+    for money in list_objects(found.get("channels")):
+        named = f"{format_value(money.get('currency'))} on {format_value(money.get('network'))}"
+        yield Text(plain_line(f"Payment channels, {named}, so far"), style="bold")
+        states = (f"{state} {_format_state(money, state)}" for state in CLAIM_STATES)
+        yield Text(f"{'':11} {', '.join(states)}")
+        if money.get("withdrawing"):
+            yield Text(plain_line(f"{'':11} payers who withdraw: {format_value(money['withdrawing'])}"))
 
 
 def _format_others(row: Mapping[str, Any]) -> Iterator[Text]:

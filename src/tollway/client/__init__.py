@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tollway.client.records import AssetSum as AssetSum
     from tollway.client.records import BookViewer as BookViewer
     from tollway.client.records import CallPage as CallPage
+    from tollway.client.records import ChannelSum as ChannelSum
     from tollway.client.records import DeliveryPage as DeliveryPage
     from tollway.client.records import DeliveryStatus as DeliveryStatus
     from tollway.client.records import DescribedOperation as DescribedOperation
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from tollway.client.records import SpendingReport as SpendingReport
     from tollway.client.records import StateSum as StateSum
     from tollway.client.records import TrialResponse as TrialResponse
+    from tollway.client.records import UnitSum as UnitSum
     from tollway.client.records import ViewerList as ViewerList
     from tollway.client.records import WebhookGap as WebhookGap
     from tollway.client.records import WebhookList as WebhookList
@@ -97,11 +99,11 @@ _NAMES = {
     "quote": "Cap",
     "receipts": "verify_receipt",
     "records": (
-        "AgentDocument AssetSum BookViewer CallPage DeliveryPage DeliveryStatus DescribedOperation "
+        "AgentDocument AssetSum BookViewer CallPage ChannelSum DeliveryPage DeliveryStatus DescribedOperation "
         "FacetCounts GatewayNetwork GatewayStatus ListedApi ListingDetails ListingStats MeasuredQuality "
         "NetworkList NetworkStatus OfferedPayment OwnershipStatus PaymentPage PaymentStatus PeriodSum "
         "PriceQuote ReceiptFields RecordedCall RecordedPayment SalesReport SearchPage SignedReceipt "
-        "SpendingReport StateSum TrialResponse ViewerList WebhookGap WebhookList WebhookSecret "
+        "SpendingReport StateSum TrialResponse UnitSum ViewerList WebhookGap WebhookList WebhookSecret "
         "WebhookStatus"
     ),
     "responses": "CallResponse PaymentInfo",

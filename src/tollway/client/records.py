@@ -616,10 +616,34 @@ class SumRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSum:
+    """Money of one asset in base units, and as a decimal."""
+
+    units: int
+    amount: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSum:
+    """Where the money of channels that pay the wallet is, of one asset, whatever the range. `channels`: those that hold money; `withdrawing`: those whose payer withdraws."""
+
+    network: str
+    asset: str
+    currency: str
+    channels: int
+    withdrawing: int
+    unclaimed: UnitSum
+    claimed: UnitSum
+    settled: UnitSum
+    lost: UnitSum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SalesReport(SumRange):
     """What listings earned, newest step first."""
 
     sales: tuple[PeriodSum, ...]
+    channels: tuple[ChannelSum, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

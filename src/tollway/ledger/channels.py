@@ -380,6 +380,15 @@ class ChannelMoney:
     settled_units: int
     lost_units: int
 
+    @property
+    def units_by_state(self) -> dict[ClaimState, int]:
+        return {
+            ClaimState.UNCLAIMED: self.unclaimed_units,
+            ClaimState.CLAIMED: self.claimed_units,
+            ClaimState.SETTLED: self.settled_units,
+            ClaimState.LOST: self.lost_units,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimableChannel:

@@ -1,5 +1,7 @@
 """`/sales` and `/spending`: the members of a row, ranges in whole steps, and refusals that name the parameter."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -10,8 +12,10 @@ from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, USDC
 from tests.kit.routes import NamedBooks, authenticate_as, make_app, make_context, open_client
 from tests.kit.stores import InlineDatabase
 from tollway.client.records import SalesReport, SpendingReport, read_record
-from tollway.ids import Address
+from tollway.ids import Address, ChainId
+from tollway.ledger.channels import ChannelMoney
 from tollway.ledger.sales import CLOSE_DELAY_MS, DAY_MS, HOUR_MS, floor_to
+from tollway.money import Asset
 from tollway.storage.ledger.closed_periods import ClosedPeriods
 from tollway.storage.ledger.period_books import PeriodBookStore
 from tollway.web.api.sums_routes import sums_router
@@ -32,11 +36,43 @@ async def open_database(*rows: dict[str, Any]) -> InlineDatabase:
     return database
 
 
+ASSET = Asset(chain_id=ChainId(84532), token=Address.parse(USDC), symbol="USDC", decimals=6)
+MONEY = ChannelMoney(
+    chain_id=ASSET.chain_id,
+    token=Address.parse(USDC),
+    channels=3,
+    withdrawing=1,
+    unclaimed_units=1,
+    withdrawing_units=1,
+    claimed_units=20_000,
+    settled_units=0,
+    lost_units=400,
+)
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The sums of channels of one receiver."""
+
+    money: Sequence[ChannelMoney] = ()
+    receiver: Address = PROVIDER
+
+    async def sum_channels(self, receiver: Address) -> tuple[ChannelMoney, ...]:
+        return tuple(self.money) if receiver == self.receiver else ()
+
+
 async def ask(
-    database: InlineDatabase, path: str, *, wallet: Address | None = PROVIDER, now_ms: int = NOW_MS
+    database: InlineDatabase,
+    path: str,
+    *,
+    wallet: Address | None = PROVIDER,
+    now_ms: int = NOW_MS,
+    channels: Sequence[ChannelMoney] = (),
 ) -> httpx.Response:
     context = make_context(
         period_books=PeriodBookStore(database),
+        call_history=Channels(channels),
+        assets=(ASSET,),
         authenticate=authenticate_as(wallet),
         book_access=NamedBooks([(VIEWER, PAYER)]),
         now_ms=lambda: now_ms,
@@ -102,6 +138,7 @@ async def test_a_row_has_each_state_by_itself_with_its_asset() -> None:
         "isLowerBound": False,
         "sales": [{**start, **ether}, {**start, **usdc}, {**start, **free}],
         "totals": [ether, free, usdc],
+        "channels": [],
     }
     assert read_record(SalesReport, document).sales[1].released.amount == "0.02"
 
@@ -219,3 +256,31 @@ async def test_a_viewer_reads_the_spending_of_the_wallet_that_named_it_and_no_sa
     ).json()
     assert (await ask(database, path, wallet=STRANGER)).status_code == 403
     assert (await ask(database, f"/sales?wallet={PAYER}", wallet=VIEWER)).status_code == 422
+
+
+async def test_sales_say_where_the_money_of_channels_is_by_asset() -> None:
+    """Whatever the range and the listing: no claim is of one call."""
+    unknown = replace(MONEY, token=Address(b"\x05" * 20))
+    database = await open_database()
+    response = await ask(database, "/sales?apiId=api_1", channels=[MONEY, unknown])
+    assert response.json()["channels"] == [
+        {
+            "network": "eip155:84532",
+            "asset": CAIP19,
+            "currency": "USDC",
+            "channels": 3,
+            "withdrawing": 1,
+            "unclaimed": {"units": "1", "amount": "0.000001"},
+            "claimed": {"units": "20000", "amount": "0.02"},
+            "settled": {"units": "0", "amount": "0"},
+            "lost": {"units": "400", "amount": "0.0004"},
+        }
+    ]
+    (money,) = read_record(SalesReport, response.json()).channels
+    assert (money.claimed.units, money.lost.amount) == (20_000, "0.0004")
+
+
+async def test_only_the_wallet_that_channels_pay_sees_their_money() -> None:
+    database = await open_database()
+    assert (await ask(database, "/sales", wallet=PAYER, channels=[MONEY])).json()["channels"] == []
+    assert "channels" not in (await ask(database, "/spending", wallet=PAYER, channels=[MONEY])).json()

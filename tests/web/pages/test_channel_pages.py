@@ -1,5 +1,7 @@
 """The money of channels on pages: the ticket of a call, and the sales of the wallet that channels pay."""
 
+import csv
+import io
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -90,6 +92,16 @@ async def test_sales_have_what_channels_pay_the_wallet(harness: SignedInHarness)
     assert "Payment channels USDC on" in page.words
     assert "not claimed yet 0.01 USDC claimed, not paid out yet 0.01 paid out 0.01 lost 0.01" in page.words
     assert "1 payer withdraws what is left of a channel." in page.words
+    file = await harness.read("/my/sales.csv")
+    rows = [row for row in csv.DictReader(io.StringIO(file.text, newline="")) if not row["start"]]
+    assert [(row["state"], row["currency"], row["amount"], row["units"]) for row in rows] == [
+        ("unclaimed", "USDC", "0.01", "10000"),
+        ("claimed", "USDC", "0.01", "10000"),
+        ("settled", "USDC", "0.01", "10000"),
+        ("lost", "USDC", "0.01", "10000"),
+    ]
+    held = (await harness.read("/my/sales.csv?state=held")).text
+    assert "unclaimed" not in held
 
 
 async def test_sales_of_a_wallet_that_no_channel_pays_name_none(harness: SignedInHarness) -> None:

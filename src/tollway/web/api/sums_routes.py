@@ -1,6 +1,7 @@
 """`GET /api/v2/sales` and `GET /api/v2/spending`: what the listings of a wallet earned and what a wallet spent, by hour or day. Read only.
 
 Charged, released, held and reorged are four members of each row; `refunded` is what came back of the charged ones, and `net` the rest. Each row has one asset, and so has each total.
+`channels` of sales is another view of the same money: where what was charged on channels that pay this wallet is now, whatever the range.
 """
 
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from starlette.routing import Route, Router
 
 from tollway.errors import FieldError, Refusal
 from tollway.ids import Address, ChainId, ListingId
+from tollway.ledger.channels import ChannelMoney
 from tollway.ledger.sales import (
     DAY_MS,
     HOURS_KEPT_MS,
@@ -31,7 +33,7 @@ from tollway.ledger.sales import (
     floor_to,
 )
 from tollway.money import Asset
-from tollway.web.api.context import WebContext
+from tollway.web.api.context import FindAsset, WebContext
 from tollway.web.api.history_routes import ID_LENGTH_MAX, BookParameters, RecordResponse
 from tollway.web.http.problems import refuse_fields
 from tollway.web.http.query import QueryModel, format_time, parse_time, parsed, read_query
@@ -71,7 +73,9 @@ def sums_router(context: WebContext) -> Router:
         parameters = read_query(SalesParameters, request.scope["query_string"])
         query = make_sales_query(parameters, caller.address, now_ms=context.now_ms())
         sums = await context.period_books.sales(query)
-        return RecordResponse(sums_json("sales", query, sums, group_by="api", now_ms=context.now_ms()))
+        money = await context.call_history.sum_channels(caller.address)
+        answer = sums_json("sales", query, sums, group_by="api", now_ms=context.now_ms())
+        return RecordResponse({**answer, "channels": channel_sums_json(money, context.find_asset)})
 
     async def show_spending(request: Request) -> RecordResponse:
         caller = await context.authenticate(request)
@@ -155,6 +159,24 @@ def sums_json(
     return answer
 
 
+def channel_sums_json(money: Iterable[ChannelMoney], find_asset: FindAsset) -> list[dict[str, Any]]:
+    """The money of channels by network and token, with a member for each claim state. `channels`: those that hold money; `withdrawing`: those whose payer withdraws. A token that
+    is no longer configured is left out: its decimals are unknown."""
+    found = []
+    for one in money:
+        asset = find_asset(one.chain_id, "0x" + one.token.hex())
+        if asset is not None:
+            found.append(
+                {
+                    **_asset_json(asset, asset.symbol),
+                    "channels": one.channels,
+                    "withdrawing": one.withdrawing,
+                    **{state.value: _units_json(units, asset) for state, units in one.units_by_state.items()},
+                }
+            )
+    return found
+
+
 def add_totals(rows: Iterable[GroupSum]) -> dict[SumKey, dict[SumState, CallSum]]:
     """The sums of all rows, by asset, in the order of the answer."""
     totals: dict[SumKey, dict[SumState, CallSum]] = {}
@@ -191,13 +213,19 @@ def _sum_json(key: SumKey, by_state: dict[SumState, CallSum], refunded: CallSum)
     asset = asset_of_sum(key)
     charged = by_state.get("charged", CallSum())
     return {
-        "network": None if asset is None else asset.network,
-        "asset": None if asset is None else asset.caip19,
-        "currency": key.currency,
+        **_asset_json(asset, key.currency),
         "calls": sum(one.calls for one in by_state.values()),
         **{state: _state_json(by_state.get(state, CallSum()), asset) for state in STATES},
         "refunded": _state_json(refunded, asset),
         "net": _units_json(charged.units - refunded.units, asset),
+    }
+
+
+def _asset_json(asset: Asset | None, currency: str) -> dict[str, Any]:
+    return {
+        "network": None if asset is None else asset.network,
+        "asset": None if asset is None else asset.caip19,
+        "currency": currency,
     }
 
 

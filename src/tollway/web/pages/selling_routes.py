@@ -46,7 +46,7 @@ from tollway.web.api.listing_edits import (
 from tollway.web.api.listing_json import etag_of, render_json
 from tollway.web.api.listing_routes import LIMIT_MAX
 from tollway.web.api.ownership_routes import OwnershipChecks, find_other_owner
-from tollway.web.api.sums_routes import SalesParameters, make_sales_query
+from tollway.web.api.sums_routes import SalesParameters, channel_sums_json, make_sales_query
 from tollway.web.api.trial_routes import TrialRequests
 from tollway.web.http.problems import status_of
 from tollway.web.http.query import QueryModel, errors_by_parameter, format_time, read_query, whole_number
@@ -640,9 +640,11 @@ class SalesPages:
         query = make_sales_query(parameters, identity.address, now_ms=now_ms)
         sums = await self._context.period_books.sales(query)
         only: SumState | None = parameters.state
+        money = () if only else await self._context.call_history.sum_channels(identity.address)
+        channels = channel_sums_json(money, self._context.find_asset)
         name = f"tollway-sales-{format_time(now_ms)[:19].replace(':', '')}Z.csv"
         return Response(
-            "".join(write_sales_csv(sums, query, only=only)),
+            "".join(write_sales_csv(sums, query, channels=channels, only=only)),
             media_type="text/csv; charset=utf-8; header=present",
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )

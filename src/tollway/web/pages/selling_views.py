@@ -6,6 +6,7 @@ No sum adds two assets: every asset has its sums, its chart and its rows.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlencode
 
 from tollway.chain.networks import NetworkProfile
@@ -13,6 +14,7 @@ from tollway.csv_text import csv_line
 from tollway.discovery.safe_text import clean_line
 from tollway.ids import ChainId, ListingId, format_network
 from tollway.ledger.channels import ChannelMoney
+from tollway.ledger.records import ClaimState
 from tollway.ledger.sales import (
     CallSum,
     GroupSum,
@@ -25,7 +27,7 @@ from tollway.registry.catalog import ListingMatch
 from tollway.registry.draft import DraftRules
 from tollway.registry.listing import Listing
 from tollway.web.api.context import FindAsset
-from tollway.web.api.sums_routes import STATES, add_totals, asset_of_sum
+from tollway.web.api.sums_routes import STATES, add_totals, asset_of_sum, channel_sums_json
 from tollway.web.http.query import format_time
 from tollway.web.pages.chart_svg import BarChart
 from tollway.web.pages.my_sums_views import PeriodBefore, view_money_charts
@@ -104,39 +106,13 @@ class AssetSalesView:
     chart: BarChart | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelMoneyView:
-    """What channels pay a wallet in one asset, as decimals. `claimed`: not paid out yet. `withdrawing`: channels whose payer withdraws."""
-
-    currency: str
-    network: str
-    unclaimed: str
-    claimed: str
-    settled: str
-    lost: str
-    withdrawing: int
-
-
 def view_channels(
-    sums: Sequence[ChannelMoney], find_asset: FindAsset, profiles: Mapping[ChainId, NetworkProfile]
-) -> tuple[ChannelMoneyView, ...]:
-    """A token that is no longer configured is left out: its decimals are unknown."""
-    found = []
-    for one in sums:
-        asset = find_asset(one.chain_id, "0x" + one.token.hex())
-        if asset is not None:
-            found.append(
-                ChannelMoneyView(
-                    currency=asset.symbol,
-                    network=name_network(one.chain_id, profiles),
-                    unclaimed=asset.format_units(one.unclaimed_units),
-                    claimed=asset.format_units(one.claimed_units),
-                    settled=asset.format_units(one.settled_units),
-                    lost=asset.format_units(one.lost_units),
-                    withdrawing=one.withdrawing,
-                )
-            )
-    return tuple(found)
+    money: Sequence[ChannelMoney], find_asset: FindAsset, profiles: Mapping[ChainId, NetworkProfile]
+) -> list[dict[str, Any]]:
+    """The sums of `GET /sales` for channels, with the name of each network."""
+    names = {format_network(chain_id): profile.name for chain_id, profile in profiles.items()}
+    sums = channel_sums_json(money, find_asset)
+    return [{**one, "name": names.get(one["network"], one["network"])} for one in sums]
 
 
 def view_sales(
@@ -240,8 +216,15 @@ def _draw(rows: Sequence[GroupSum], query: SalesQuery, before: PeriodBefore | No
     return chart
 
 
-def write_sales_csv(sums: PeriodSums, query: SalesQuery, *, only: SumState | None = None) -> Iterator[str]:
-    """The lines of the file: one for each period, listing, asset and state that has calls. `isComplete` false: the row is a lower bound."""
+def write_sales_csv(
+    sums: PeriodSums,
+    query: SalesQuery,
+    *,
+    channels: Sequence[Mapping[str, Any]] = (),
+    only: SumState | None = None,
+) -> Iterator[str]:
+    """The lines of the file: one for each period, listing, asset and state that has calls, then one without a period for each asset and claim state of `channels`, of `channel_sums_json`. `isComplete`
+    false: the row is a lower bound."""
     yield csv_line(CSV_COLUMNS)
     for row in sums.rows:
         asset = asset_of_sum(row.key)
@@ -265,3 +248,9 @@ def write_sales_csv(sums: PeriodSums, query: SalesQuery, *, only: SumState | Non
                 "isComplete": "true" if is_complete else "false",
             }
             yield csv_line(cells[name] for name in CSV_COLUMNS)
+    for money in channels:
+        for claim_state in ClaimState:
+            own = money[claim_state]
+            if own["units"] != "0":
+                cells = {**money, "state": claim_state.value, **own, "isComplete": "true"}
+                yield csv_line(cells.get(name) for name in CSV_COLUMNS)
