@@ -305,3 +305,44 @@ def test_a_metered_call_that_streams_holds_its_maximum_without_a_doubt():
     assert describe_hold(MEASURING) == (
         "0.01 USDC is held until the response ends: then the call costs what it has used, and the rest comes back."
     )
+
+
+# ---- Calls on channels.
+
+ON_CHANNEL = {
+    **CHARGED,
+    "payment": {
+        **CHARGED["payment"],
+        "rail": "channel",
+        "transaction": None,
+        "channel": "0x" + "cd" * 32,
+        "claimState": "unclaimed",
+    },
+}
+LOST = {**ON_CHANNEL, "payment": {**ON_CHANNEL["payment"], "state": "reorged", "claimState": "lost"}}
+HELD_ON_CHANNEL = {**HELD, "payment": {**HELD["payment"], "rail": "channel"}}
+
+
+@pytest.mark.process
+def test_a_call_on_a_channel_shows_its_channel_and_where_its_price_is(lines, gateway):
+    gateway.call = ON_CHANNEL
+    shown = [" ".join(line.split()) for line in lines("history", CALL_ID)]
+    assert {"rail channel", "money in the channel, not claimed yet"} <= set(shown)
+    assert f"channel {ON_CHANNEL['payment']['channel']}" in " ".join(shown)
+
+
+@pytest.mark.process
+def test_the_list_shows_where_the_price_of_a_call_on_a_channel_is(lines, gateway):
+    gateway.calls = [LOST, ON_CHANNEL, CHARGED]
+    assert [line.strip() for line in lines("history") if "HTTP 200" in line] == [
+        "POST /quote · HTTP 200 · lost",
+        "POST /quote · HTTP 200 · unclaimed",
+        "POST /quote · HTTP 200",
+    ]
+
+
+def test_advice_about_a_channel_names_neither_credit_nor_a_debt():
+    assert "Only a further deposit into this channel pays it." in advise(LOST)
+    told = advise(HELD_ON_CHANNEL)
+    assert "the voucher of this call pays the repeat" in told
+    assert "credit" not in told

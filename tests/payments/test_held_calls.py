@@ -195,3 +195,11 @@ async def test_a_call_that_is_not_held_is_not_decided(harness: SettlementHarness
     for outcome in (CHARGE, RELEASE):
         assert await decide(call, outcome) is None
     assert await call.read_state() is CallState.SETTLING
+
+
+async def test_a_call_on_a_channel_cannot_be_charged_by_its_provider(harness: SettlementHarness) -> None:
+    record = replace(await record_of(await hold(harness)), rail=Rail.CHANNEL)
+    held_calls = harness.services.held_calls
+    assert await held_calls.find_charge_fault(record, client_address=CLIENT) is ChargeFault.ON_CHANNEL
+    ended = replace(record, state=CallState.CONSUMED)
+    assert await held_calls.find_charge_fault(ended, client_address=CLIENT) is None

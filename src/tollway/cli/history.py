@@ -67,6 +67,8 @@ ADVICE = {
     "reorged": "The chain replaced the block of the payment. A payment that is gone is owed to the provider: pay it before the next call.",
 }
 """What to do about a call, by the state of its payment."""
+LOST_ADVICE = "A withdrawal won before the price was claimed, or the deposit left its chain. Only a further deposit into this channel pays it."
+CHANNEL_HOLD_ADVICE = "Send the request again: the voucher of this call pays the repeat, or the next call on the channel, which releases this one. Its provider cannot charge it."
 SETTLING_ADVICE = (
     "The signed payment is being settled: it is charged when the transfer is in a block, and released if that cannot happen any more. "
     "Read the call again in a few seconds: tollway history CALL."
@@ -334,12 +336,28 @@ def _list_members(call: Mapping[str, Any]) -> dict[str, object]:
         "network": payment.get("network"),
         "transaction": payment.get("transaction"),
         "paid to": payment.get("payTo"),
+        "channel": payment.get("channel"),
+        "money": _describe_claim(payment) or None,
         "began": format_time(call.get("createdAt")),
         "ended": format_time(call.get("completedAt")),
         "latency": f"{call['latencyMs']} ms" if isinstance(call.get("latencyMs"), int) else None,
         "key": call.get("idempotencyKey"),
         "request id": call.get("requestId"),
     }
+
+
+CLAIM_WORDS = {
+    "unclaimed": "in the channel, not claimed yet",
+    "claimed": "claimed, not paid out yet",
+    "settled": "paid out to the provider",
+    "lost": "lost",
+}
+
+
+def _describe_claim(payment: Mapping[str, Any]) -> str:
+    """Where the price of a call on a channel is; empty for another call."""
+    state = format_value(payment.get("claimState"))
+    return CLAIM_WORDS.get(state, state)
 
 
 def describe_state(call: Mapping[str, Any]) -> str:
@@ -355,6 +373,8 @@ def advise(call: Mapping[str, Any]) -> str:
         return PENDING_ADVICE
     if state == "held":
         return describe_hold(call)
+    if _read_payment(call).get("claimState") == "lost":
+        return LOST_ADVICE
     return ADVICE.get(state, "") if isinstance(state, str) else ""
 
 
@@ -364,9 +384,13 @@ def describe_hold(call: Mapping[str, Any]) -> str:
         return f"{_format_price(call)} is held while the call is in progress."
     if is_measuring(call):
         return f"{_format_price(call)} is held until the response ends: then the call costs what it has used, and the rest comes back."
-    until = format_time(_read_payment(call).get("heldUntil"))
+    payment = _read_payment(call)
+    until = format_time(payment.get("heldUntil"))
     limit = f" until {until}" if until else ""
-    return f"{_format_price(call)} is held{limit}: the API got the request, and its outcome is unknown. {ADVICE['held']}"
+    advice = CHANNEL_HOLD_ADVICE if payment.get("rail") == "channel" else ADVICE["held"]
+    return (
+        f"{_format_price(call)} is held{limit}: the API got the request, and its outcome is unknown. {advice}"
+    )
 
 
 def format_time(value: object, *, is_short: bool = False) -> str:
@@ -389,13 +413,14 @@ def format_charge(call: Mapping[str, Any]) -> str:
 
 
 def _format_request(call: Mapping[str, Any], *, has_status: bool = True) -> str:
-    """Such as `GET /quote/ETH · HTTP 200`, and the maximum of a metered call."""
+    """Such as `GET /quote/ETH · HTTP 200`, the maximum of a metered call, and the claim state of one on a channel."""
     request = f"{format_value(call.get('method'))} {format_value(call.get('path'))}"
     if not has_status:
         return request
     status, maximum = call.get("httpStatus"), _format_maximum(call)
     words = [request, *([f"HTTP {status}"] if isinstance(status, int) else [])]
-    return " · ".join([*words, *([f"at most {maximum}"] if maximum else [])])
+    claim = format_value(_read_payment(call).get("claimState"))
+    return " · ".join([*words, *([f"at most {maximum}"] if maximum else []), *([claim] if claim else [])])
 
 
 def _format_price(call: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from tollway.chain.port import SettlementChain
 from tollway.errors import ChainUnavailable
 from tollway.ids import ChainId
 from tollway.ledger.ledger import Ledger
-from tollway.ledger.records import AUTHORIZED_RAILS, AuthorizedCall, CallRecord, CallState
+from tollway.ledger.records import AUTHORIZED_RAILS, AuthorizedCall, CallRecord, CallState, Rail
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.authorization_onchain import (
@@ -32,6 +32,7 @@ class ChargeFault(StrEnum):
     EXPIRED = "authorization_expired"
     USED = "authorization_used"
     NOT_SETTLED = "network_not_settled"
+    ON_CHANNEL = "channel_voucher"
 
 
 class HeldCalls:
@@ -69,6 +70,8 @@ class HeldCalls:
     async def find_charge_fault(self, call: CallRecord, *, client_address: str) -> ChargeFault | None:
         """Why this held call cannot be charged; None where it can. Where the chain is unavailable or the quota of look-ups is used up, the clock
         alone decides: settlement recovery reads the chain before it ends the call."""
+        if call.state is CallState.UNKNOWN and call.rail is Rail.CHANNEL:
+            return ChargeFault.ON_CHANNEL  # its voucher pays the next call
         if call.state is not CallState.UNKNOWN or call.rail not in AUTHORIZED_RAILS:
             return None
         known = await self._ledger.find_call_authorization(call.id)

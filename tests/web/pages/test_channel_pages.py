@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.kit.ledger_channels import buy, config_of, facts_of, reread
+from tests.kit.ledger_channels import buy, config_of, end_call, facts_of, open_call, reread
 from tests.kit.signed_in import NOW_MS, READER, SELLER, TEXTS, USDC, SignedInHarness, open_signed_in
 from tollway.ids import keccak256
 from tollway.ledger.channels import Channel
 from tollway.ledger.ledger import Claim
+from tollway.ledger.records import CallState
 
 PRICE_UNITS = 10_000
 DEPOSIT_UNITS = 100_000
@@ -108,3 +109,30 @@ async def test_sales_of_a_wallet_that_no_channel_pays_name_none(harness: SignedI
     await sell(harness, await open_sold(harness))
     await harness.sign_in(READER)
     assert "Payment channels" not in (await harness.read("/my/sales")).words
+
+
+async def test_a_held_call_can_only_be_given_back_and_its_price_stays_in_the_channel(
+    harness: SignedInHarness,
+) -> None:
+    await harness.sign_in(SELLER)
+    ledger: Any = harness.services.ledger
+    call = await open_call(ledger, await open_sold(harness), **TEXTS)
+    await end_call(ledger, call, CallState.UNKNOWN)
+    path = f"/my/calls/{call.call_id}"
+    page = await harness.read(path)
+    assert "The next call on this channel releases it." in page.words
+    assert "its voucher pays the next call on the channel" in page.words
+    assert "It was served" not in page.words
+    await ledger.resolve(call.call_id, CallState.RELEASED, now_ms=NOW_MS)
+    assert "The price stays in the channel." in (await harness.read(path)).words
+
+
+async def test_the_list_of_calls_says_where_the_price_of_each_is(harness: SignedInHarness) -> None:
+    await harness.sign_in()
+    channel = await open_sold(harness)
+    await sell(harness, channel)
+    await sell(harness, channel)
+    await read_chain(harness, channel, total_claimed=PRICE_UNITS)
+    page = await harness.read("/my/calls")
+    assert page.words.count("charged not claimed yet") == 1
+    assert page.words.count("charged claimed") == 1

@@ -495,6 +495,7 @@ CHARGE_FAULTS: Mapping[ChargeFault, str] = {
     ChargeFault.EXPIRED: f"The signed payment of this call was valid for a limited time, which is over, {_RELEASE_ONLY}",
     ChargeFault.USED: f"The payer has cancelled the signed payment of this call or used its nonce for another transfer, {_RELEASE_ONLY}",
     ChargeFault.NOT_SETTLED: f"This gateway settles no signed payments in this currency on this network now, {_RELEASE_ONLY}",
+    ChargeFault.ON_CHANNEL: "The voucher of this call pays the next call on its channel. It can only be released; nothing was taken from the payer for it.",
 }
 """Why a held call can only be released."""
 

@@ -22,7 +22,7 @@ from tollway.identity.viewers import DAY_MS
 from tollway.ids import Address
 from tollway.ledger.history import CallHistory, HistoryPage, HistoryQuery, ListedPayment, PaymentQuery
 from tollway.ledger.records import (
-    AUTHORIZED_RAILS,
+    SETTLED_RAILS,
     CallRecord,
     CallState,
     Payment,
@@ -231,7 +231,7 @@ class BookPages:
             if profile is None or call.refund is None
             else profile.link_transaction(call.refund.tx_hash),
             refund_form=describe_refund_form(call, reader.address, self._context),
-            is_credit=call.rail not in AUTHORIZED_RAILS or call.tx_hash is not None,
+            is_credit=call.rail not in SETTLED_RAILS or call.tx_hash is not None,
             is_settling=is_charged_by_provider(call.state, call.upstream_status),
             can_resolve=can_resolve,
             charge_fault=await self._context.held_calls.find_charge_fault(
