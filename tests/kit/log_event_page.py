@@ -13,9 +13,9 @@ fields of the table that apply; a line about an error has `exception`. Passwords
 `log_wallets` is set.
 
 `tollway_log_events_total{{level, event}}` counts the lines, so that an alert on an event needs no log store. `kill -USR1` of the process logs at `debug` for ten minutes, with
-the `call_ended` of every paid call. Under systemd `journalctl --unit tollway --priority err` selects the errors.
+the `call_ended` of every paid call.
 
-This page is written from the code (`python -m tests.kit.log_event_page`); a test compares it with the calls of the loggers.
+`python -m tests.kit.log_event_page` writes this page from the code.
 """
 
 

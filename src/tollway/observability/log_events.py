@@ -34,30 +34,30 @@ _PROCESS = (
     _row("listening", "info", "address public_url", "The gateway accepts connections."),
     _row("draining", "info", "notice_s", "The gateway stops: `/readyz?for=traffic` fails, and the listener closes after `notice_s`."),
     _row("closed", "info", "", "The gateway has stopped; the ledger's writes are complete."),
-    _row("log_level_changed", "warning", "now for_s", "SIGUSR1 changed the level of the log. At `debug` every paid call has its `call_ended`.", "send SIGUSR1 again to end it earlier"),
-    _row("background_task_failed", "warning", "task failures error at", "A run of a background task failed: the first, second, fourth, eighth in a row, and so on.", "read `error` and `at`; act when `failures` grows"),
+    _row("log_level_changed", "warning", "now for_s", "SIGUSR1 changed the level of the log.", "send SIGUSR1 again to end it earlier"),
+    _row("background_task_failed", "warning", "task failures error at", "A run of a background task failed: the first, second, fourth, eighth in a row.", "read `error` and `at`; act when `failures` grows"),
     _row("background_task_recovered", "info", "task failures", "A background task runs well again, after that many failures."),
     _row("background_task_ended", "error", "task hint error at", "A background task ended by itself; the gateway is not ready.", "restart this gateway and report the line"),
-    _row("service_manager_away", "warning", "state error", "The service manager does not take a notification; written once until it does again.", "check `NOTIFY_SOCKET` of the unit"),
+    _row("service_manager_away", "warning", "state error", "The service manager does not take a notification.", "check `NOTIFY_SOCKET` of the unit"),
     _row("shared_rates_up", "info", "", "The rate server answers: all gateways count together."),
     _row("shared_rates_away", "warning", "cause retry_s", "The rate server does not answer: this gateway counts alone.", "check the server of `rate_limit_url`"),
 )  # fmt: skip
 
 _REQUESTS = (
     _row("request", "info", "method path status duration_ms client", "A request of the control plane ended. A gateway call has `call_ended` instead."),
-    _row("call_ended", "info warning debug", "call_id listing_id rail network outcome status upstream_status price currency ms attempts payer code", "A paid call ended. `ms` has its phases; `outcome` is `charged`, `released`, `held` or `refused`. `call_log` decides which calls are written, `log_wallets` whether `payer` is.", "for `held`: `tollway history` of the call; else nothing"),
+    _row("call_ended", "info warning debug", "call_id listing_id rail network outcome status upstream_status price currency ms attempts payer code", "A paid call ended. `ms` has its phases; `outcome` is `charged`, `released`, `held` or `refused`.", "for `held`: `tollway history` of the call; else nothing"),
     _row("call_failed", "error", "request_id api_id exc_info", "A defect ended a gateway call.", "report the traceback; read the call's record before another payment"),
     _row("internal_error", "error", "path exc_info", "A route of the control plane raised an error that has no answer of its own.", "report the traceback"),
     _row("unhandled_error", "error", "path is_started exc_info", "A defect ended a request of the control plane.", "report the traceback"),
-    _row("export_broken", "warning", "errors", "The database failed while a file was sent; the file ends early, and its client sees that.", "look for `storage_away` beside it"),
+    _row("export_broken", "warning", "errors", "The database failed while a file was sent; the file ends early, and its client sees that.", "see `storage_away`"),
     _row("audit_entry", "info", "entry_id action actor at_ms reason target", "An entry of the operators' audit log, from any gateway or command: the row of `tollway admin log`."),
-    _row("span_export_failed", "warning", "error", "The collector of traces does not take spans; they are dropped and counted, and no call waits. Written once until it does again.", "check the collector of `OTEL_EXPORTER_OTLP_ENDPOINT`"),
+    _row("span_export_failed", "warning", "error", "The collector of traces does not take spans; they are dropped.", "check the collector of `OTEL_EXPORTER_OTLP_ENDPOINT`"),
     _row("span_export_back", "info", "", "The collector of traces takes spans again."),
-    _row("response_not_kept", "warning", "call_id", "A response could not be stored for a repeat: the call stays charged, a repeat gets a 409.", "look for `storage_away` beside it"),
+    _row("response_not_kept", "warning", "call_id", "A response could not be stored for a repeat: the call stays charged, a repeat gets a 409.", "see `storage_away`"),
     _row("upstream_down", "info", "origin", "A provider's server does not answer; its calls are refused until a probe reaches it."),
     _row("upstream_back", "info", "origin", "A probe reached that server; its calls are forwarded again."),
     _row("probe_failed", "error", "origin error at", "A defect ended a probe.", "report the line"),
-    _row("webhook_attempt_failed", "warning", "origin error at", "The end of an attempt of a webhook could not be written; the attempt is made again.", "look for `storage_away` beside it"),
+    _row("webhook_attempt_failed", "warning", "origin error at", "The end of an attempt of a webhook could not be written; the attempt is made again.", "see `storage_away`"),
     _row("webhook_event_unreadable", "error", "event_id error at", "A defect: the call, payment or listing of an event cannot be read. Its webhooks get a gap in its place.", "report the line"),
     _row("webhook_dead", "info", "endpoint message", "The last attempt of a webhook's message failed; its owner can send its events again."),
     _row("ownership_ended", "info", "listing origin", "The proof of ownership was missing too often; the listing counts as unproved."),
@@ -67,7 +67,7 @@ _REQUESTS = (
 _STORAGE = (
     _row("storage_away", "error", "use cause detail database", "The database cannot be read or written. Calls that need it are refused; nothing is lost.", "runbook StorageAway; `cause` names the reason"),
     _row("storage_back", "info", "use cause away_s database", "The database answers again."),
-    _row("ledger_batch_failed", "warning", "entries error", "A batch of the ledger failed; its entries are tried alone.", "look for `storage_away` beside it"),
+    _row("ledger_batch_failed", "warning", "entries error", "A batch of the ledger failed; its entries are tried alone.", "see `storage_away`"),
     _row("ledger_entry_failed", "error", "call_id error", "One entry of the ledger cannot be written for now; the end of a call is tried again.", "act when it repeats: disk, locks, connections"),
     _row("ledger_entry_refused", "error", "call_id error", "The database refuses one entry; its call is not charged.", "report the line"),
     _row("ledger_entry_too_late", "warning", "call_id", "A record of the end of a body came after the ledger had closed; it is lost, the price is not."),
@@ -83,12 +83,12 @@ _STORAGE = (
     _row("schema_ahead", "warning", "hint", "The tables are newer than this gateway; it can serve.", "replace this gateway"),
     _row("schema_serviceable", "warning", "hint", "The tables are one release old; what they cannot hold is refused.", "`tollway gateway migrate`"),
     _row("schema_not_served", "error", "state hint", "The tables do not fit this gateway; it is not ready.", "run a gateway of the version of the tables"),
-    _row("stored_response_lost", "error", "call_id", "No configured secret key opens a stored response, so a repeat of its call gets a 409. Written once by each process.", "`tollway gateway secrets`, and the missing key"),
+    _row("stored_response_lost", "error", "call_id", "No configured secret key opens a stored response, so a repeat of its call gets a 409.", "`tollway gateway secrets`, and the missing key"),
     _row("listing_secret_lost", "error", "listing advice", "No configured secret key opens the secret of a listing; its calls fail.", "`tollway gateway secrets`, and the missing key"),
 )  # fmt: skip
 
 _CHAINS = (
-    _row("rpc_batch_refused", "warning", "node reason batch_max", "A node refused a JSON-RPC batch; it gets at most so many calls in one request for ten minutes.", "use a node that accepts batches of 100, or accept more requests for each payment"),
+    _row("rpc_batch_refused", "warning", "node reason batch_max", "A node refused a JSON-RPC batch; it gets at most so many calls in one request for ten minutes.", "use a node that accepts batches of 100"),
     _row("rpc_node_failed", "warning", "node reason", "A node did not answer as it must; other nodes come first for a while.", "act when it repeats: runbook NodeBad"),
     _row("rpc_node_recovered", "info", "node", "That node answers again."),
     _row("chain_not_ready", "warning", "chain_id detail", "Too few nodes of a network answer; `/readyz` fails.", "runbook ChainAway"),
@@ -136,20 +136,18 @@ _SETTLEMENT = (
 
 _CHANNELS = (
     _row("channels_available", "info", "network", "The contracts of channels are on this network."),
-    _row("channels_unseen", "warning", "network detail", "The channels of a network could not be read; after a quarter of the delay of a withdrawal they take no deposit.", "runbook ChainAway"),
-    _row("channel_state_changed", "warning", "channel network state unclaimed", "A withdrawal of a channel began or ended, or the channel is drained.", "for `withdrawing`: watch that its claim is mined before the delay is over"),
+    _row("channels_unseen", "warning", "network detail", "The channels of a network could not be read.", "runbook ChannelsUnwatched"),
+    _row("channel_state_changed", "warning", "channel network state unclaimed", "A withdrawal of a channel began or ended, or the channel is drained.", "for `withdrawing`: runbook ChannelWithdrawal"),
     _row("channel_claims_unseen", "warning", "network detail", "A round of claims could not reach its chain; the next one tries again.", "runbook ChainAway"),
     _row("channel_claim_sent", "info", "claim network channels transaction", "A transaction that claims channels was stored and sent."),
-    _row("channel_claim_refused", "warning", "channel units", "The claim of a channel fails in simulation; the channel is left out and read again.", "read the channel on its chain when it repeats"),
-    _row("channel_settle_refused", "warning", "receiver token", "The token refuses to pay a receiver; its money stays claimed, and its channels take no call until it is settled.", "tell the provider: his wallet cannot receive this token"),
+    _row("channel_claim_refused", "warning", "channel units", "The claim of a channel fails in simulation; the channel is left out and read again.", "runbook ChannelClaimsFail when it repeats"),
+    _row("channel_settle_refused", "warning", "receiver token", "The token refuses to pay a receiver, whose channels take no call until it does.", "runbook ChannelClaimsFail"),
     _row("channel_claim_ended", "info", "claim is_mined", "A claim is mined, or can never be."),
-    _row("channel_unused", "info", "channel network is_unused", "No listing can use a channel any more, or one can again. A day later the gateway claims it and refunds the rest."),
-    _row("channel_refund_refused", "warning", "channel network reason", "The gateway could not refund a channel that no listing can use; it tries again.", "read the channel on its chain when it repeats"),
-    _row("channels_abandoned", "warning", "authorizer unclaimed", "A start with `--abandon-channels` gave up what channels of a key that is not in the settings owe."),
+    _row("channel_unused", "info", "channel network is_unused", "No listing can use a channel any more, or one can again. A day later it is refunded."),
+    _row("channel_refund_refused", "warning", "channel network reason", "The gateway could not refund a channel that no listing can use; it tries again.", "read its channel on the chain when it repeats"),
+    _row("channels_abandoned", "warning", "authorizer unclaimed", "`--abandon-channels` gave up what channels of a missing key owe."),
     _row("channel_refunded", "info", "channel units transaction", "A payer got back what a channel held beyond its calls."),
 )  # fmt: skip
-
-LOG_EVENTS: tuple[LogEvent, ...] = (*_PROCESS, *_REQUESTS, *_STORAGE, *_CHAINS, *_SETTLEMENT, *_CHANNELS)
 
 GROUPS = (
     ("The process", _PROCESS),
@@ -157,4 +155,7 @@ GROUPS = (
     ("Database and leadership", _STORAGE),
     ("Chains and payments", _CHAINS),
     ("Settlement", _SETTLEMENT),
+    ("Channels", _CHANNELS),
 )
+
+LOG_EVENTS: tuple[LogEvent, ...] = tuple(row for _, rows in GROUPS for row in rows)

@@ -134,5 +134,5 @@ async def test_the_list_of_calls_says_where_the_price_of_each_is(harness: Signed
     await sell(harness, channel)
     await read_chain(harness, channel, total_claimed=PRICE_UNITS)
     page = await harness.read("/my/calls")
-    assert page.words.count("charged not claimed yet") == 1
-    assert page.words.count("charged claimed") == 1
+    assert page.words.count("charged · not claimed yet") == 1
+    assert page.words.count("charged · claimed") == 1
