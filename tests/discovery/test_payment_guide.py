@@ -73,6 +73,7 @@ def test_the_form_of_a_transaction_makes_a_proof_of_this_request(
     [
         ({}, ["x402", "mpp", "tx"]),
         ({"has_mpp": False}, ["x402", "tx"]),
+        ({**ONLY_TX, "has_channels": True}, ["channel", "tx"]),
         (ONLY_TX, ["tx"]),
     ],
 )
@@ -81,11 +82,14 @@ def test_only_open_rails_are_listed_and_the_first_has_its_form(
 ) -> None:
     told = agent_of(**changes)["payment"]["rails"]
     assert [rail["rail"] for rail in told] == rails
-    assert ["eip712" in rail for rail in told] == [number == 0 for number in range(len(rails))]
+    with_form = [rail for rail in rails if rail != "channel"]
+    assert ["eip712" in rail for rail in told if rail["rail"] in with_form] == [
+        number == 0 for number in range(len(with_form))
+    ]
 
 
 def test_the_guide_has_the_form_of_each_rail() -> None:
-    assert [rail["rail"] for rail in GUIDE["rails"]] == ["x402", "mpp", "tx"]
+    assert [rail["rail"] for rail in GUIDE["rails"]] == ["x402", "mpp", "channel", "tx"]
     assert all(rail["steps"] for rail in GUIDE["rails"])
     assert reader.find_rail(GUIDE, "x402") == reader.find_rail(agent_of(), "x402")
     assert reader.find_rail(GUIDE, "tx") == reader.find_rail(agent_of(**ONLY_TX), "tx")

@@ -139,10 +139,15 @@ async def test_the_offered_deposit_follows_the_price_and_the_gas(
     if deposit_min is None:
         assert "batch-settlement" not in answer.headers.get("payment-required", "")
         assert all(one["scheme"] == "exact" for one in _accepts(answer))
+        assert '"channel"' not in answer.body.decode()
         return
     channel = _accepts(answer)[-1]
     assert channel["amount"] == str(USDC.floor_to_ledger(round(float(price) * 10**6)))
     assert channel["extra"]["minDeposit"] == str(deposit_min)
+    (option,) = (one for one in answer.problem["payment"]["options"] if one["rail"] == "channel")
+    assert [option[name] for name in ("amount", "payTo", "maxTimeoutSeconds", "extra")] == [
+        channel[name] for name in ("amount", "payTo", "maxTimeoutSeconds", "extra")
+    ]
 
 
 def _accepts(answer: Exchange) -> list[Json]:

@@ -100,6 +100,10 @@ def sample_assets(chains: int) -> tuple[Asset, ...]:
     )
 
 
+CHANNEL = {"minDeposit": "250000", "receiverAuthorizer": str(PROVIDER), "withdrawDelay": 900}
+"""What the option of a channel has beside those of an authorisation."""
+
+
 def show_listing(
     *,
     reputation: Reputation = UNKNOWN_REPUTATION,
@@ -107,6 +111,7 @@ def show_listing(
     is_offered: Callable[[Asset, int, ListingId], bool] = lambda asset, units, listing_id: True,
     sold: Sequence[ApiOperation] | None = None,
     has_mpp: bool = True,
+    has_channels: bool = False,
     is_bound_only: bool = False,
     public_url: str = PUBLIC_URL,
     **changes: Any,
@@ -123,6 +128,7 @@ def show_listing(
         assets=assets,
         confirmations_for=lambda asset, units: 1,
         is_offered=is_offered,
+        find_channels=lambda listing, price: dict.fromkeys(assets, CHANNEL) if has_channels else {},
     )
     operations = list_operations(listing) if sold is None else tuple(sold)
     return ListingView(

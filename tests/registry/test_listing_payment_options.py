@@ -84,6 +84,7 @@ def test_an_authorisation_follows_each_asset_that_supports_it_and_can_be_settled
         confirmations_for=lambda asset, units: 7,
         timeout_s=30,
         is_offered=is_offered,
+        channels={},
     )
     assert [(one.rail, one.asset, one.max_timeout_s) for one in found] == [
         ("tx", EIGHTEEN, None),
@@ -95,7 +96,12 @@ def test_an_authorisation_follows_each_asset_that_supports_it_and_can_be_settled
     assert asked == [(signed, 10_000), (unsettled, 10_000)]  # EIGHTEEN takes no authorisation
 
 
-def test_a_metered_price_is_paid_by_transactions_alone() -> None:
+@pytest.mark.parametrize(
+    ("has_channels", "rails"), [(False, ["tx"]), (True, ["tx", "channel"])], ids=["no channels", "channels"]
+)
+def test_a_metered_price_is_paid_by_transactions_and_channels_alone(
+    *, has_channels: bool, rails: list[str]
+) -> None:
     signed = replace(SIX, domain=TokenDomain(name="USD Coin", version="2"))
     found = list_payment_options(
         terms_of(currency="USDC", networks=(A,)),
@@ -104,5 +110,23 @@ def test_a_metered_price_is_paid_by_transactions_alone() -> None:
         confirmations_for=lambda asset, units: 7,
         timeout_s=30,
         is_offered=lambda asset, units: True,
+        channels={signed: {"minDeposit": "1"}} if has_channels else {},
     )
-    assert [(one.rail, one.amount_base_units) for one in found] == [("tx", 20_000)]
+    assert [(one.rail, one.amount_base_units) for one in found] == [(rail, 20_000) for rail in rails]
+
+
+def test_a_channel_follows_the_authorisation_of_its_asset() -> None:
+    signed = replace(SIX, domain=TokenDomain(name="USDC", version="2"))
+    found = list_payment_options(
+        terms_of(currency="USDC", networks=(A, B)),
+        OfferedPrice(Price.parse("0.01")),
+        assets=(signed, EIGHTEEN),
+        confirmations_for=lambda asset, units: 7,
+        timeout_s=30,
+        is_offered=lambda asset, units: True,
+        channels={signed: {"minDeposit": "1"}},
+    )
+    own = [one for one in found if one.asset == signed]
+    assert [(one.rail, one.max_timeout_s) for one in own] == [("tx", None), ("x402", 90), ("channel", 90)]
+    assert own[-1].channel == {"minDeposit": "1"}
+    assert [one.rail for one in found if one.asset == EIGHTEEN] == ["tx"]

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Router
@@ -39,10 +40,13 @@ from tollway.identity.signatures import ReceiptSigner
 from tollway.identity.siwe import PublicOrigin
 from tollway.identity.viewers import BookAccess
 from tollway.ids import Address, ListingId
-from tollway.money import Asset
+from tollway.money import Asset, Price
+from tollway.payments.channel_terms import has_channels
 from tollway.payments.mpp import Challenger
+from tollway.payments.pricing import OperationPrice
 from tollway.payments.transaction_lookup import TransactionStatusReader
 from tollway.registry.draft import DraftRules
+from tollway.registry.listing import Listing
 from tollway.storage.accounts.identity_store import SqlPageSessions
 from tollway.web.api.auth_routes import (
     challenge_headers,
@@ -60,7 +64,7 @@ from tollway.web.api.exports import export_router
 from tollway.web.api.history_routes import history_router, x402_history_router
 from tollway.web.api.idempotent_create import IdempotentCreate
 from tollway.web.api.listing_edits import make_endpoint_check
-from tollway.web.api.listing_json import IsOffered, ListingEncoder, is_never_offered
+from tollway.web.api.listing_json import IsOffered, ListingEncoder, is_never_offered, read_channels
 from tollway.web.api.listing_routes import listing_router
 from tollway.web.api.mcp import mcp_router
 from tollway.web.api.network_routes import network_router
@@ -135,6 +139,7 @@ class AsgiBuilder:
             now_ms=now_ms,
             rate_limiter=parts.rate_limiter,
         )
+        self._channel_rail: ChannelRail | None = None  # `_pipeline` makes it
         self.context = self._make_context()
 
     def build(self) -> ASGIApp:
@@ -220,6 +225,8 @@ class AsgiBuilder:
         settlement, reputation = parts.settlement_services.settlement, parts.reputation_services
         allowed = {"x402": settings.x402, "mpp": settings.mpp}
         settled_rails = {rail: settlement.is_offered for rail, is_allowed in allowed.items() if is_allowed}
+        if parts.settlement_services.channels is not None:
+            settled_rails["channel"] = self._is_deposit_offered
         encoder = self._make_listing_encoder(settled_rails.get("x402", is_never_offered))
         return WebContext(
             public_url=settings.public_url,
@@ -332,6 +339,7 @@ class AsgiBuilder:
         channels = self._make_channel_rail(idempotency, clock)
         find_requirements = authorizations.find_requirements
         rails: tuple[PaymentRail, ...] = (transactions, authorizations)
+        self._channel_rail = channels
         if channels is not None:
             find_requirements = partial(join_requirements, authorizations, channels)
             rails = (transactions, channels, authorizations)
@@ -480,6 +488,24 @@ class AsgiBuilder:
             assets=tuple(asset for one in rules.values() for asset in one.assets),
             confirmations_for=lambda asset, units: rules[asset.chain_id].confirmations_for(asset, units),
             is_offered=is_offered,
+            find_channels=self._find_channels,
+        )
+
+    def _find_channels(self, listing: Listing, price: Price) -> Mapping[Asset, Mapping[str, Any]]:
+        if self._channel_rail is None:
+            return {}
+        terms = listing.current_terms(since_ms=listing.updated_ms)
+        priced = OperationPrice(terms=terms, price=price)
+        return read_channels(self._channel_rail.find_requirements(priced, listing))
+
+    def _is_deposit_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        """Whether a deposit of this value could open a channel now."""
+        channels = self._parts.settlement_services.channels
+        return (
+            channels is not None
+            and has_channels(asset)
+            and channels.networks.is_available(asset.chain_id)
+            and self._parts.settlement_services.settlement.is_offered(asset, units, listing_id)
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tollway.discovery.listing_view import UNTRUSTED_NOTICE, ListingView, arguments_json
 from tollway.discovery.operations import ApiOperation, Argument
-from tollway.discovery.payment_guide import GUIDE_PATH, transaction_rail, x402_rail
+from tollway.discovery.payment_guide import GUIDE_PATH, channel_rail, transaction_rail, x402_rail
 from tollway.discovery.requests import example_json
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.limits import KIB, MIB, Limits
@@ -353,13 +353,15 @@ def _payment(view: ListingView, chosen: Sequence[int]) -> dict[str, Any]:
 
 
 def list_rails(view: ListingView, rails: frozenset[str]) -> list[dict[str, Any]]:
-    """The open rails, the first of them with its form; the payment guide has the forms of the others. `rails`: those of the options (`tx`, `x402`). MPP has no options
+    """The open rails, the first of them with its form; the payment guide has the forms of the others. `rails`: those of the options (`tx`, `x402`, `channel`). MPP has no options
     of its own: it is added where a 402 offers it."""
     found: list[dict[str, Any]] = []
     if "x402" in rails:
         found.append(x402_rail())
     if view.has_mpp:
         found.append({"rail": "mpp"})
+    if "channel" in rails:
+        found.append(channel_rail())
     if "tx" in rails:
         found.append(_transaction_rail(view, has_form="x402" not in rails))
     return found

@@ -38,7 +38,7 @@ def describe_payment(public_url: str, limits: Limits) -> dict[str, Any]:
         ],
         "otherPrices": "The amount of an option for another price is price x 10^decimals.",
         "cap": "Tollway-Max-Price: <decimal> refuses a call with a higher price, before payment.",
-        "rails": [x402_rail(), mpp_rail(), transaction_rail(is_bound_only=False)],
+        "rails": [x402_rail(), mpp_rail(), channel_rail(), transaction_rail(is_bound_only=False)],
         "boundOnly": "Where the rail tx of an agent document has signature bound, personal_sign is refused.",
         "idempotency": {
             "header": "Idempotency-Key",
@@ -127,6 +127,17 @@ def mpp_rail() -> dict[str, Any]:
         "steps": [
             "An MPP client does all of it: it responds to a WWW-Authenticate: Payment challenge of the 402 with Authorization: "
             "Payment, type authorization.",
+        ],
+    }
+
+
+def channel_rail() -> dict[str, Any]:
+    return {
+        "rail": "channel",
+        "scheme": "batch-settlement",
+        "gas": "none",
+        "steps": [
+            "An x402 client with this scheme does all of it: one deposit of extra.minDeposit or more, then a voucher for each call."
         ],
     }
 

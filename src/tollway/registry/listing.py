@@ -322,12 +322,14 @@ class PaymentOption:
     `max_timeout_s` from now.
     """
 
-    rail: Literal["tx", "x402"]
+    rail: Literal["tx", "x402", "channel"]
     asset: Asset
     amount_base_units: int
     pay_to: Address
     confirmations: int
     max_timeout_s: int | None = None
+    channel: Mapping[str, Any] | None = None
+    """Of the rail `channel`: what a client needs to open one, as the protocol names it."""
 
 
 def list_payment_options(
@@ -338,18 +340,21 @@ def list_payment_options(
     confirmations_for: ConfirmationsFor,
     timeout_s: int,
     is_offered: IsOffered,
+    channels: Mapping[Asset, Mapping[str, Any]],
 ) -> tuple[PaymentOption, ...]:
     """All ways to pay a price, in the order of the listing's networks, then of `assets`: for each asset a transaction
-    of the caller's own, then an authorisation where the token supports it and `is_offered` is true. A metered price has no authorisation: it cannot take
+    of the caller's own, then an authorisation where the token supports it and `is_offered` is true, then a channel where `channels` has the asset. A metered price has no authorisation: it cannot take
     less than was signed."""
     price = offered.price
     found: list[PaymentOption] = []
     for option in list_transaction_options(terms, price, assets=assets, confirmations_for=confirmations_for):
         found.append(option)
-        if offered.metering is not None or option.asset.domain is None:
-            continue
-        if is_offered(option.asset, price.units_in(option.asset)):
-            found.append(replace(option, rail="x402", max_timeout_s=timeout_s + SETTLEMENT_MARGIN_S))
+        signed = replace(option, rail="x402", max_timeout_s=timeout_s + SETTLEMENT_MARGIN_S)
+        is_fixed = offered.metering is None and option.asset.domain is not None
+        if is_fixed and is_offered(option.asset, price.units_in(option.asset)):
+            found.append(signed)
+        if option.asset in channels:
+            found.append(replace(signed, rail="channel", channel=channels[option.asset]))
     return tuple(found)
 
 

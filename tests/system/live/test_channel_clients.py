@@ -376,6 +376,20 @@ async def test_the_record_and_the_receipt_name_the_channel(unclaimed: Harness) -
     assert channel_id in json.dumps(receipt.json)
 
 
+async def test_a_rail_that_is_open_is_named_wherever_rails_are(unclaimed: Harness) -> None:
+    root = f"{unclaimed.gateway.public_url}{API}"
+    async with unclaimed.cluster.session.get(f"{root}/networks") as reply:
+        networks = (await reply.json())["networks"]
+    (usdc,) = (one for one in networks[0]["assets"] if one["symbol"] == "USDC")
+    assert "channel" in usdc["rails"]
+    async with unclaimed.cluster.session.get(f"{root}/apis/{unclaimed.api_id}") as reply:
+        options = (await reply.json())["pricing"]["options"]
+    async with unclaimed.cluster.session.get(unclaimed.url("/quote/ETH")) as reply:
+        assert (await reply.json())["payment"]["options"] == options
+    (channel,) = (one for one in options if one["rail"] == "channel")
+    assert channel["extra"]["minDeposit"] == "300000"
+
+
 async def test_a_thousand_calls_cost_one_deposit_and_one_claim(cluster: Any) -> None:
     """What the provider gets on the chain is the sum of the calls. The gateway claims in its first round after a start."""
     calls = 1_000

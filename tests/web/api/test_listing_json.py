@@ -7,11 +7,12 @@ from tests.kit.metering import TOKENS, TOKENS_IN_WORDS, sample_metering
 from tests.kit.payer import USDC
 from tollway.ids import Address, ListingId
 from tollway.money import Price
+from tollway.payments.pricing import ChannelOffer, PaymentRequirement
 from tollway.registry.catalog import ListingMatch
-from tollway.registry.listing import PaymentOption
+from tollway.registry.listing import ChargeOn, PaymentOption
 from tollway.registry.metering import OfferedPrice
 from tollway.registry.quality import UNKNOWN_REPUTATION
-from tollway.web.api.listing_json import ListingEncoder, option_json
+from tollway.web.api.listing_json import ListingEncoder, option_json, read_channels
 
 PAYEE = Address(b"\xaa" * 20)
 SAME = {
@@ -47,6 +48,36 @@ def test_an_authorisation_has_the_same_amounts_and_its_signing_domain() -> None:
         **SAME,
         "maxTimeoutSeconds": 90,
         "extra": {"name": "USDC", "version": "2"},
+    }
+
+
+def test_a_channel_has_what_a_client_needs_to_open_it() -> None:
+    requirement = PaymentRequirement(
+        asset=USDC,
+        price=Price.parse("0.01"),
+        units=10_000,
+        pay_to=PAYEE,
+        charge_on=ChargeOn.SUCCESS,
+        max_timeout_s=90,
+        channel=ChannelOffer(authorizer=PAYEE, withdraw_delay=900, deposit_min=250_000),
+    )
+    exact = replace(requirement, channel=None)
+    encoder = replace(SHAPE, find_channels=lambda listing, price: read_channels([exact, requirement]))
+    transaction, channel = encoder.options(LISTING, OfferedPrice(Price.parse("0.01")))
+    assert transaction["rail"] == "tx"
+    assert channel == {
+        "rail": "channel",
+        "version": 2,
+        "header": "PAYMENT-SIGNATURE",
+        **SAME,
+        "maxTimeoutSeconds": channel["maxTimeoutSeconds"],
+        "extra": {
+            "name": "USDC",
+            "version": "2",
+            "minDeposit": "250000",
+            "receiverAuthorizer": str(PAYEE),
+            "withdrawDelay": 900,
+        },
     }
 
 

@@ -127,7 +127,7 @@ async def test_urls_are_the_configured_ones(client: httpx.AsyncClient, path: str
 async def test_the_payment_guide_has_a_path_for_everything_that_it_names(client: httpx.AsyncClient) -> None:
     guide = (await client.get("/docs/payment.json")).json()
     assert guide["origin"] == PUBLIC_URL
-    assert [rail["rail"] for rail in guide["rails"]] == ["x402", "mpp", "tx"]
+    assert [rail["rail"] for rail in guide["rails"]] == ["x402", "mpp", "channel", "tx"]
     contract = (await client.get("/openapi.json")).json()["paths"]
     assert {guide["history"]["calls"], guide["history"]["payments"], "/docs/payment.json"} <= set(contract)
 

@@ -161,6 +161,11 @@ def test_the_module_knows_payee_token_chain_and_amount() -> None:
         assert way["network"]["chainId"] == hex(way["chainId"])
         assert way["network"]["rpcUrls"] == ["https://rpc.example"]
     assert json.loads(make_form(view, "get_quote").settings)["ways"][0]["network"] is None
+    with_channels = show_listing(openapi=SAMPLE_DOCUMENT, has_channels=True)
+    assert (
+        json.loads(make_form(with_channels, "get_quote", profile=profile).settings)["ways"]
+        == settings["ways"]
+    )
 
 
 def test_a_free_operation_has_no_way_to_pay() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.kit.listings import sample_listing
+from tests.kit.listings import CHANNEL, sample_listing
 from tests.kit.metering import TOKENS_IN_WORDS, sample_metering
 from tests.kit.pages import BROWSER, PROFILE, RULES, PageHarness, PageReader
 from tests.kit.routes import PUBLIC_URL
@@ -510,6 +510,18 @@ async def test_the_page_of_an_api_has_operations_ways_to_pay_and_terms(client: h
     ):
         assert words in page.words
     assert page.words.count(str(ALICE)) == 1, "the address that money goes to is whole, and stands once"
+
+
+async def test_the_page_of_an_api_names_the_channels_that_pay_it(harness: PageHarness) -> None:
+    assets = harness.context.encoder.assets
+    encoder = replace(
+        harness.context.encoder, find_channels=lambda listing, price: dict.fromkeys(assets, CHANNEL)
+    )
+    harness.context = replace(harness.context, encoder=encoder)
+    async with harness.open_pages() as client:
+        page = await read(client, "/apis/api_quotes")
+    assert "a payment channel on Sandbox: one deposit pays many calls x402 batch-settlement" in page.words
+    assert page.words.count(str(ALICE)) == 1
 
 
 async def test_the_days_of_an_api_are_a_chart_and_a_table(

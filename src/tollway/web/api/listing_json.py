@@ -10,7 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tollway.ids import ListingId
-from tollway.money import Asset
+from tollway.money import Asset, Price
+from tollway.payments.pricing import PaymentRequirement
+from tollway.payments.x402 import requirement_json
 from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import (
     ConfirmationsFor,
@@ -42,21 +44,35 @@ IsOffered = Callable[[Asset, int, ListingId], bool]
 """Whether an amount in ledger units of an asset can be settled now for a listing (`Settlement.is_offered`)."""
 
 
+FindChannels = Callable[[Listing, Price], Mapping[Asset, Mapping[str, Any]]]
+"""The channels that can be opened now for a price of a listing: `extra` of the requirement, by asset."""
+
+
 def is_never_offered(asset: Asset, units: int, listing_id: ListingId) -> bool:
     return False
+
+
+def find_no_channels(listing: Listing, price: Price) -> Mapping[Asset, Mapping[str, Any]]:
+    return {}
+
+
+def read_channels(requirements: Iterable[PaymentRequirement]) -> dict[Asset, Mapping[str, Any]]:
+    """The channels among the requirements of a 402, for the options of the same price."""
+    return {one.asset: requirement_json(one)["extra"] for one in requirements if one.channel is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingEncoder:
     """An encoder of listings. `public_url` without a final slash.
 
-    `is_offered`: whether an authorisation can be settled now; False by default.
+    `is_offered`: whether an authorisation can be settled now; False by default. `find_channels`: those that can be opened now; none by default.
     """
 
     public_url: str
     assets: tuple[Asset, ...]
     confirmations_for: ConfirmationsFor
     is_offered: IsOffered = is_never_offered
+    find_channels: FindChannels = find_no_channels
 
     def url_of(self, listing_id: str) -> str:
         return f"{self.public_url}/api/v2/apis/{listing_id}"
@@ -98,6 +114,7 @@ class ListingEncoder:
             confirmations_for=self.confirmations_for,
             timeout_s=listing.timeout_s,
             is_offered=lambda asset, units: self.is_offered(asset, units, listing.id),
+            channels=self.find_channels(listing, offered.price),
         )
         return [option_json(option) for option in options]
 
@@ -183,13 +200,14 @@ def option_json(option: PaymentOption) -> dict[str, Any]:
             "headers": list(TX_HEADERS),
         }
     domain = option.asset.domain
+    named = {"name": domain.name, "version": domain.version} if domain else {}
     return {
-        "rail": "x402",
+        "rail": option.rail,
         "version": X402_VERSION,
         "header": X402_HEADER,
         **_amount_json(option),
         "maxTimeoutSeconds": option.max_timeout_s,
-        "extra": {"name": domain.name, "version": domain.version} if domain else {},
+        "extra": named if option.channel is None else dict(option.channel),
     }
 
 

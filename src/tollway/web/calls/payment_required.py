@@ -29,7 +29,7 @@ from tollway.payments.x402 import (
 )
 from tollway.registry.listing import Listing, RevisionCache, list_payment_options
 from tollway.registry.metering import offer
-from tollway.web.api.listing_json import option_json
+from tollway.web.api.listing_json import option_json, read_channels
 from tollway.web.http.query import format_time
 
 SALT_BYTES = 12
@@ -151,13 +151,15 @@ class PaymentRequiredRenderer:
             encoder = PaymentRequiredEncoder(requirements, resource, extensions=extensions)
         quoted = requirements if self._is_x402 else ()
         authorizable = frozenset(requirement.asset for requirement in quoted if requirement.channel is None)
-        payment = self._payment_json(quote, authorizable)
+        payment = self._payment_json(quote, authorizable, read_channels(quoted))
         members_v1 = {} if encoder is None else encoder.members
         return _QuoteTemplate(members=JsonTemplate({"payment": payment, **members_v1}), encoder=encoder)
 
-    def _payment_json(self, quote: Quote, authorizable: frozenset[Asset]) -> dict[str, Any]:
+    def _payment_json(
+        self, quote: Quote, authorizable: frozenset[Asset], channels: Mapping[Asset, Mapping[str, Any]]
+    ) -> dict[str, Any]:
         """The `payment` member: all numbers that a client needs to pay. `authorizable`: the assets in
-        which an authorisation can pay now. `mode` and the formula of a metered price only."""
+        which an authorisation can pay now; `channels`: those in which a channel can. `mode` and the formula of a metered price only."""
         listing, offered = quote.entry.listing, offer(quote)
         options = [
             option_json(option)
@@ -170,6 +172,7 @@ class PaymentRequiredRenderer:
                 confirmations_for=self._rules[chain_id].confirmations_for,
                 timeout_s=listing.timeout_s,
                 is_offered=lambda asset, units: asset in authorizable,
+                channels=channels,
             )
         ]
         members = offered.to_json(listing.currency)

@@ -282,7 +282,11 @@ def _list_ways(
 ) -> list[dict[str, Any]]:
     """The ways to pay this operation, signatures before transactions; each with what a wallet needs to know of its network."""
     options = view.options.get(offer(operation), ()) if not operation.price.is_free else ()
-    ways = [_describe_way(option, profiles.get(ChainId(option["chainId"]))) for option in options]
+    ways = [
+        _describe_way(option, profiles.get(ChainId(option["chainId"])))
+        for option in options
+        if option["rail"] != "channel"  # the page keeps no channel
+    ]
     return sorted(ways, key=lambda way: way["rail"] != "x402")
 
 
