@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tollway.ids import Address, ChainId, ListingId
+from tollway.payments.channel_claims import CLAIMS
 from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.web.operator.gas import LISTINGS_SHOWN, count_days_left, format_wei, gas_json
 
@@ -39,3 +40,8 @@ def test_the_dearest_listings_come_first() -> None:
     assert len(budget["listings"]) == LISTINGS_SHOWN
     assert budget["listings"][0] == {"listing": "api_29", "spent": "29.000000"}
     assert format_wei(10**18 - 1) == "0.999999"
+
+
+def test_claims_of_channels_are_of_no_listing() -> None:
+    (budget,) = gas_json([KEY], [replace(SPENDING, by_listing={CLAIMS: 10**18})])["budgets"]
+    assert budget["listings"] == [{"listing": None, "spent": "1.000000"}]

@@ -50,7 +50,7 @@ def _key_json(key: GasKeyStatus) -> dict[str, Any]:
 
 
 def _budget_json(spending: GasSpending, keys: Sequence[GasKeyStatus]) -> dict[str, Any]:
-    """The dearest listings first."""
+    """The dearest listings first. `listing` None: claims of channels, which are of no listing."""
     dearest = sorted(spending.by_listing.items(), key=lambda found: (-found[1], found[0]))
     return {
         "network": format_network(spending.chain_id),
@@ -59,6 +59,7 @@ def _budget_json(spending: GasSpending, keys: Sequence[GasKeyStatus]) -> dict[st
         "daysLeft": count_days_left(spending, keys),
         "listingBudget": format_wei(spending.listing_budget_wei),
         "listings": [
-            {"listing": listing_id, "spent": format_wei(wei)} for listing_id, wei in dearest[:LISTINGS_SHOWN]
+            {"listing": listing_id or None, "spent": format_wei(wei)}
+            for listing_id, wei in dearest[:LISTINGS_SHOWN]
         ],
     }
