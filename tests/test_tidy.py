@@ -62,7 +62,6 @@ LONG_FUNCTIONS: dict[str, int] = {}
 
 LONG_FILES: dict[str, str] = {
     "client/client.py": "the client, in one class for both kinds of code: what it offers, in the order in which a program uses it",
-    "gateway/channel_payment.py": "one way to pay for a call, from the voucher to the charge, with each refusal where it is decided",
     "ledger/ledger.py": "the ports of the ledger and their records: one promise for the SQL, the model and every reader",
     "client/records.py": "one record for each response of the gateway, and the one reader of all of them",
     "client/store.py": "the one file of a wallet: its payments, its authorisations and its keys share a budget and each transaction",

@@ -1,4 +1,4 @@
-"""A payer who deposits and refunds in a loop spends the gas of the listing: once its budget is spent no deposit is sent, and channels with money go on."""
+"""Where the gas for deposits is missing no deposit is sent, and channels with money go on: their clients pay what a 402 offers."""
 
 from collections.abc import AsyncIterator
 
@@ -28,8 +28,41 @@ async def test_no_deposit_is_sent_once_the_gas_of_its_listing_is_spent(gateway: 
     gateway.settlement.gas_budget.add_spent(CHAIN, listing.id, BUDGET_WEI)
     another = caller.signs(salt=b"\x01" * 32, deposit_salt=b"\x2d" * 32)
     refused = await another.open(DEPOSIT, ceiling=PRICE)
-    assert (refused.status, refused.problem["reason"]) == (402, "rail_withdrawn")
+    assert (refused.status, refused.problem["code"], refused.problem["reason"]) == (
+        503,
+        "channel_busy",
+        "gas",
+    )
+    assert (refused.problem["paymentState"], refused.headers["retry-after"]) == ("none", "60")
     more = caller.signs(deposit_salt=b"\x3d" * 32)
-    assert (await more.open(DEPOSIT, ceiling=2 * PRICE)).problem["reason"] == "rail_withdrawn"
+    assert (await more.open(DEPOSIT, ceiling=2 * PRICE)).problem["reason"] == "gas"
     assert (gateway.transfers, gateway.served, await another.find_channel()) == (1, 1, None)
+    assert (await caller.spend(2 * PRICE)).status == 200
+
+
+async def test_below_the_reserve_of_claims_a_402_still_offers_the_channels_that_are_open(
+    gateway: ChannelSales,
+) -> None:
+    caller = ChannelCaller.funded(gateway, 10**8)
+    assert (await caller.open(DEPOSIT, ceiling=PRICE)).status == 200
+    (_, before) = await gateway.offers()
+    gateway.settlement.gas_budget.reserve_claims(CHAIN, gas=10**15)
+    (offered,) = await gateway.offers()
+    assert offered == before
+    assert (await caller.spend(2 * PRICE)).status == 200
+    refused = await caller.signs(deposit_salt=b"\x2d" * 32).open(DEPOSIT, ceiling=3 * PRICE)
+    assert (refused.status, refused.problem["reason"]) == (503, "gas")
+    assert (gateway.transfers, gateway.served) == (1, 2)
+    gateway.settlement.gas_budget.reserve_claims(CHAIN, gas=0)
+    again = await caller.signs(deposit_salt=b"\x2d" * 32).open(DEPOSIT, ceiling=3 * PRICE)
+    assert (again.status, gateway.transfers) == (200, 2)
+
+
+async def test_an_outage_of_the_nodes_refuses_a_deposit_and_no_voucher(gateway: ChannelSales) -> None:
+    caller = ChannelCaller.funded(gateway, 10**8)
+    assert (await caller.open(DEPOSIT, ceiling=PRICE)).status == 200
+    gateway.settlement.gas_budget._network_gas[CHAIN].seen_s = float("-inf")
+    refused = await caller.signs(deposit_salt=b"\x2d" * 32).open(DEPOSIT, ceiling=2 * PRICE)
+    assert (refused.status, refused.problem["code"]) == (503, "chain_unavailable")
+    assert [one["scheme"] for one in await gateway.offers()] == ["batch-settlement"]
     assert (await caller.spend(2 * PRICE)).status == 200

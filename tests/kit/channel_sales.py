@@ -16,7 +16,8 @@ from tests.kit.channel_payer import ChannelPayer, Json
 from tests.kit.gateway import CHAIN, NOW_MS, PUBLIC_URL, TOKEN, USDC, InProcessGateway
 from tests.kit.payer import decode_header, encode_header
 from tollway.gateway.authorization_payment import AuthorizationRail
-from tollway.gateway.channel_payment import ChannelRail, join_requirements
+from tollway.gateway.channel_offers import ChannelOffers, join_requirements
+from tollway.gateway.channel_payment import ChannelRail
 from tollway.gateway.rail import PaymentRail
 from tollway.ids import Address, ChainId, keccak256
 from tollway.ledger.channels import Channel, Receiver
@@ -67,11 +68,14 @@ class ChannelSales(InProcessGateway):
         self.channel_rail = ChannelRail(
             ledger=self.ledger,
             channel_ledger=self.ledger,
-            chains=self.channel_networks,
-            settlement=self.settlement.settlement,
+            offers=ChannelOffers(
+                chains=self.channel_networks,
+                settlement=self.settlement.settlement,
+                rules=self.rules,
+                channel_rules={CHAIN: self.channel_rules},
+                limits=self.limits,
+            ),
             idempotency=self.idempotency,
-            rules=self.rules,
-            channel_rules={CHAIN: self.channel_rules},
             limits=self.limits,
             clock=self.claim_clock,
             public_url=PUBLIC_URL,
@@ -84,7 +88,7 @@ class ChannelSales(InProcessGateway):
     def _find_requirements(
         self, operation_price: OperationPrice, listing: Listing
     ) -> tuple[PaymentRequirement, ...]:
-        return join_requirements(self.authorization_rail, self.channel_rail, operation_price, listing)
+        return join_requirements(self.authorization_rail, self.channel_rail.offers, operation_price, listing)
 
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)

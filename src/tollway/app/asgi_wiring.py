@@ -23,7 +23,8 @@ from tollway.chain.nodes import read_head_times
 from tollway.gateway.access import AccessControl
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.call_observer import CallObserver
-from tollway.gateway.channel_payment import ChannelRail, join_requirements
+from tollway.gateway.channel_offers import ChannelOffers, join_requirements
+from tollway.gateway.channel_payment import ChannelRail
 from tollway.gateway.decisions import DecisionMemory
 from tollway.gateway.free_calls import FreeRail
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
@@ -341,7 +342,7 @@ class AsgiBuilder:
         rails: tuple[PaymentRail, ...] = (transactions, authorizations)
         self._channel_rail = channels
         if channels is not None:
-            find_requirements = partial(join_requirements, authorizations, channels)
+            find_requirements = partial(join_requirements, authorizations, channels.offers)
             rails = (transactions, channels, authorizations)
         return CallPipeline(
             host=self._origin.authority,
@@ -367,11 +368,14 @@ class AsgiBuilder:
         return ChannelRail(
             ledger=parts.ledger,
             channel_ledger=channels.ledger,
-            chains=channels.networks,
-            settlement=services.settlement,
+            offers=ChannelOffers(
+                chains=channels.networks,
+                settlement=services.settlement,
+                rules=parts.rules,
+                channel_rules=channels.networks.rules,
+                limits=self._limits,
+            ),
             idempotency=idempotency,
-            rules=parts.rules,
-            channel_rules=channels.networks.rules,
             limits=self._limits,
             clock=clock,
             public_url=self._settings.public_url,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import assert_never
 
 from tollway.chain.networks import ChainRules
-from tollway.errors import ChainUnavailable, Code, Problem, Refusal
+from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
 from tollway.gateway.body import ForwardBody, too_large
 from tollway.gateway.idempotency import (
@@ -44,7 +44,7 @@ from tollway.gateway.rail import (
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.routing import Route
 from tollway.gateway.settled_payment import SettledPayment, SettledRail
-from tollway.ids import Address, ChainId, format_network
+from tollway.ids import Address, ChainId
 from tollway.ledger.budgets import cost_nano_of
 from tollway.ledger.claims import rail_of
 from tollway.ledger.ledger import (
@@ -320,10 +320,7 @@ class AuthorizationPayment(SettledPayment):
             requirement.asset.chain_id,
         )
         if not settlement.is_offered(requirement.asset, requirement.units, listing.id):
-            if not settlement.is_reachable(chain_id):  # an outage must not ask for another payment
-                raise ChainUnavailable(
-                    f"The nodes of {format_network(chain_id)} are unavailable. Send the same request again after Retry-After."
-                )
+            self._rail.check_reachable(chain_id)
             return RAIL_WITHDRAWN
         self.active.begin("chain")
         checked = await settlement.check(

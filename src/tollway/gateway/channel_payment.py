@@ -9,19 +9,23 @@ was shown is not stored. A deposit is an authorisation, and settles as one (`pay
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, assert_never
+from typing import ClassVar, assert_never
 
-from tollway.chain.networks import ChainRules
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
-from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.body import ForwardBody, too_large
+from tollway.gateway.channel_offers import ChannelOffers, is_signed_by_payer
 from tollway.gateway.idempotency import Idempotency, Repeat, explain_key_used
 from tollway.gateway.messages import CallRefused, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
+    BUSY_CHANNEL,
+    DEPOSITS_WITHDRAWN,
+    DRAINING_CHANNEL,
     RAIL_WITHDRAWN,
+    UNCLAIMED_MAX,
+    WITHDRAWING_CHANNEL,
     authorization_used,
     check_held_price_max,
     may_quote,
@@ -37,8 +41,7 @@ from tollway.gateway.rail import (
 )
 from tollway.gateway.routing import Route
 from tollway.gateway.settled_payment import SettledPayment, SettledRail
-from tollway.identity.signatures import recover
-from tollway.ids import Address, CallId, ChainId, ChannelId, TxHash
+from tollway.ids import Address, CallId, ChainId, TxHash
 from tollway.ledger.budgets import cost_nano_of
 from tollway.ledger.channels import (
     CeilingMismatch,
@@ -81,18 +84,13 @@ from tollway.ledger.records import (
 from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price
 from tollway.payments.channel_terms import (
-    ChannelRules,
     encode_charge,
     encode_corrective,
     find_deposit_floor,
-    find_deposit_min,
-    has_channels,
-    one_coin,
 )
 from tollway.payments.channel_wire import (
     ChannelReason,
     PresentedChannelPayment,
-    RefundRequest,
     SignedDeposit,
     SignedVoucher,
     explain_channel,
@@ -100,54 +98,24 @@ from tollway.payments.channel_wire import (
     names_channel,
     parse_channel_payment,
 )
-from tollway.payments.channels import DEPOSIT_COLLECTOR, deposit_nonce, voucher_digest
+from tollway.payments.channels import DEPOSIT_COLLECTOR, deposit_nonce
 from tollway.payments.pricing import (
-    ChannelOffer,
     OperationPrice,
     PaymentRequirement,
-    does_credit_count,
     find_lowest_price,
-    list_counting_prices,
 )
-from tollway.payments.settlement import NotSettled, Settled, Settlement, Undecided
-from tollway.payments.wire import AuthorizationReason, decode_object, explain_authorization
+from tollway.payments.settlement import NotSettled, Settled, Undecided
+from tollway.payments.wire import decode_object
 from tollway.payments.x402 import PAYMENT_HEADER
 from tollway.registry.listing import (
     SETTLEMENT_MARGIN_S,
     CatalogEntry,
-    Listing,
-    payable_assets,
 )
 from tollway.registry.metering import read_formulas
 
 TURN_WAIT_S = 2.0
 TURN_POLL_S = 0.05
 """A call waits for its turn on the channel for this long, and looks this often. It holds no connection and no lock meanwhile."""
-
-
-class ChannelChains(Protocol):
-    """What a channel call reads of a chain."""
-
-    @property
-    def authorizers(self) -> tuple[Address, ...]:
-        """The receiver's authorizers whose channels take calls, the one that a 402 names first."""
-        ...
-
-    async def fetch_channel(self, chain_id: ChainId, channel_id: ChannelId, asset: Asset) -> ChannelFacts:
-        """Raises `ChainUnavailable`."""
-        ...
-
-    def gas_price_wei(self, chain_id: ChainId) -> int | None:
-        """As of the last look; None where it is not known."""
-        ...
-
-    def is_available(self, chain_id: ChainId) -> bool:
-        """Whether the contracts of channels are there, and withdrawals are in sight of this gateway."""
-        ...
-
-    def is_paid_out(self, chain_id: ChainId, receiver: Address, token: Address) -> bool:
-        """Whether the contract can pay this receiver."""
-        ...
 
 
 class ChannelRail(SettledRail):
@@ -158,83 +126,24 @@ class ChannelRail(SettledRail):
         *,
         ledger: Ledger,
         channel_ledger: ChannelLedger,
-        chains: ChannelChains,
-        settlement: Settlement,
+        offers: ChannelOffers,
         idempotency: Idempotency,
-        rules: Mapping[ChainId, ChainRules],
-        channel_rules: Mapping[ChainId, ChannelRules],
         limits: Limits,
         clock: ClockAndEntropy,
         public_url: str,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`channel_rules`: of the networks that have channels. `rules`: of all networks."""
         super().__init__(
-            ledger=ledger, settlement=settlement, idempotency=idempotency, limits=limits, clock=clock
+            ledger=ledger,
+            settlement=offers.settlement,
+            idempotency=idempotency,
+            limits=limits,
+            clock=clock,
         )
         self.channel_ledger = channel_ledger
-        self.chains = chains
-        self.rules = rules
-        self.channel_rules = channel_rules
+        self.offers = offers
         self.public_url = public_url
         self.sleep = sleep
-
-    # ---- What a 402 offers.
-
-    def find_requirements(
-        self, operation_price: OperationPrice, listing: Listing
-    ) -> tuple[PaymentRequirement, ...]:
-        """The channels that a 402 offers at this price: on each network and in each token that have channels now."""
-        terms, price = operation_price.terms, operation_price.price
-        if price.is_free:
-            return ()
-        found = []
-        for chain_id in terms.networks:
-            rules = self.channel_rules.get(chain_id)
-            gas_price_wei = self.chains.gas_price_wei(chain_id)
-            if rules is None or gas_price_wei is None or not self.chains.is_available(chain_id):
-                continue
-            assets = payable_assets(
-                self.rules[chain_id].assets, currency=terms.currency, networks=(chain_id,)
-            )
-            for asset in filter(has_channels, assets):
-                requirement = self._offer(operation_price, listing, asset, rules, gas_price_wei)
-                if requirement is not None:
-                    found.append(requirement)
-        return tuple(found)
-
-    def _offer(
-        self,
-        operation_price: OperationPrice,
-        listing: Listing,
-        asset: Asset,
-        rules: ChannelRules,
-        gas_price_wei: int,
-    ) -> PaymentRequirement | None:
-        units = operation_price.price.units_in(asset)
-        assert asset.token is not None  # `has_channels`
-        if not self.chains.is_paid_out(asset.chain_id, operation_price.terms.pay_to, asset.token):
-            return None
-        if units > rules.unclaimed_max_units(asset):
-            return None
-        deposit_min = find_deposit_min(
-            units, cost_units=rules.cost_units(asset, gas_price_wei), coin=one_coin(asset)
-        )
-        if not self.settlement.is_offered(asset, deposit_min, listing.id):
-            return None
-        return PaymentRequirement(
-            asset=asset,
-            price=operation_price.price,
-            units=units,
-            pay_to=operation_price.terms.pay_to,
-            charge_on=operation_price.terms.charge_on,
-            max_timeout_s=listing.timeout_s + SETTLEMENT_MARGIN_S,
-            channel=ChannelOffer(
-                authorizer=self.chains.authorizers[0],
-                withdraw_delay=rules.withdraw_delay,
-                deposit_min=deposit_min,
-            ),
-        )
 
     # ---- The proof of a request.
 
@@ -279,30 +188,9 @@ class ChannelRail(SettledRail):
         return (voucher.config.payer,) if is_private(voucher, channel) else ()
 
 
-def join_requirements(
-    authorizations: AuthorizationRail,
-    channels: ChannelRail,
-    operation_price: OperationPrice,
-    listing: Listing,
-) -> tuple[PaymentRequirement, ...]:
-    """The payment requirements of a 402. Clients take the first entry whose scheme they know: a metered price can be paid over a channel alone, a
-    fixed one first by a single authorisation."""
-    return (
-        *authorizations.find_requirements(operation_price, listing),
-        *channels.find_requirements(operation_price, listing),
-    )
-
-
 def is_private(voucher: SignedVoucher, channel: Channel | None) -> bool:
     """Whether no transaction has made the voucher public. Of a channel that the ledger does not have, that is not known: another gateway may have claimed it."""
     return channel is not None and voucher.ceiling > channel.published
-
-
-def is_signed_by_payer(proof: PresentedChannelPayment) -> bool:
-    """Whether the payer's own key signed the voucher. A signature of a delegated authorizer does not count: anyone can name any payer beside a key of theirs."""
-    voucher = proof.voucher
-    digest = voucher_digest(voucher.chain_id, voucher.channel_id, voucher.ceiling)
-    return recover(digest, voucher.signature) == voucher.config.payer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,54 +250,18 @@ class ChannelPayment(SettledPayment):
         bytes_max = self._rail.limits.bound_body_bytes_max
         if self.key is not None and (self.request.body.length or 0) > bytes_max:
             raise Refusal(too_large(bytes_max))
-        problem = self._find_fault()
-        if problem is not None:
-            raise Refusal(problem)
+        judged = self._rail.offers.judge(
+            self.proof,
+            self.route,
+            received_ms=self.request.received_ms,
+            now_ms=self._rail.clock.now_ms(),
+        )
+        if isinstance(judged, Problem):
+            raise Refusal(judged)
+        self.asset, self._counting = judged
+        self.currency, self.payer = self.asset.symbol, self.proof.voucher.config.payer
         if self.request.body.is_present:
             self.request.body.prove()
-
-    def _find_fault(self) -> Problem | None:
-        """The fault of the payment that no state of the channel mends."""
-        proof, rail = self.proof, self._rail
-        if proof.fault is not None:
-            return proof.fault
-        if isinstance(proof.request, RefundRequest):
-            return explain_channel(ChannelReason.PAYLOAD_TYPE, _REFUND_ELSEWHERE)
-        config, rules = proof.voucher.config, rail.channel_rules.get(self.chain_id)
-        if rules is None:
-            return explain_authorization(AuthorizationReason.NETWORK)
-        asset = next((one for one in rail.rules[self.chain_id].assets if one.token == config.token), None)
-        if asset is None:
-            return explain_channel(ChannelReason.TOKEN)
-        if not has_channels(asset):
-            return explain_channel(ChannelReason.TOKEN_DOMAIN)
-        if config.receiver_authorizer not in rail.chains.authorizers:
-            return explain_channel(ChannelReason.RECEIVER_AUTHORIZER)
-        if config.withdraw_delay != rules.withdraw_delay:
-            return explain_channel(ChannelReason.WITHDRAW_DELAY)
-        if not does_credit_count(
-            self.route.entry.versions,
-            payee=config.receiver,
-            chain_id=self.chain_id,
-            block_time_s=self.request.received_ms // 1000,
-            limits=rail.limits,
-        ):
-            return explain_channel(ChannelReason.RECEIVER)
-        if config.payer == config.receiver:
-            return explain_authorization(AuthorizationReason.RETURNED)
-        self._counting = list_counting_prices(
-            self.route.operation_prices, asset, now_ms=rail.clock.now_ms(), limits=rail.limits
-        )
-        if not self._counting:
-            return explain_channel(ChannelReason.TOKEN)
-        if config.payer_authorizer != config.payer:
-            return explain_channel(ChannelReason.VOUCHER_SIGNATURE, _DELEGATED)
-        if not is_signed_by_payer(proof):
-            return explain_channel(ChannelReason.VOUCHER_SIGNATURE)
-        if not rail.chains.is_paid_out(self.chain_id, config.receiver, config.token):
-            return UNPAID
-        self.asset, self.currency, self.payer = asset, asset.symbol, config.payer
-        return None
 
     # ---- Identify: the channel.
 
@@ -495,7 +347,7 @@ class ChannelPayment(SettledPayment):
                 call_id=call_id,
                 members={"call": f"{self._rail.public_url}/api/v2/history/{call_id}"},
             )
-        return replace(BUSY, call_id=call_id)
+        return replace(BUSY_CHANNEL, call_id=call_id)
 
     async def _check_budget(self, channel: Channel | None) -> None:
         """Precedes each look at the chain and each corrective 402, and nothing else: a repeat gets its call beyond the limit, and the claim decides. Raises Refusal."""
@@ -523,21 +375,8 @@ class ChannelPayment(SettledPayment):
         reason = ChannelReason.CUMULATIVE_MISMATCH
         if self.proof.voucher.ceiling <= channel.facts.total_claimed:
             reason = ChannelReason.BELOW_CLAIMED
-        rules = self._rail.channel_rules[self.chain_id]
-        current = self._counting[0]
-        requirement = PaymentRequirement(
-            asset=self.asset,
-            price=current.price,
-            units=current.price.units_in(self.asset),
-            pay_to=channel.config.receiver,
-            charge_on=current.terms.charge_on,
-            max_timeout_s=self.route.entry.listing.timeout_s + SETTLEMENT_MARGIN_S,
-            channel=ChannelOffer(
-                authorizer=channel.config.receiver_authorizer,
-                withdraw_delay=rules.withdraw_delay,
-                deposit_min=self._find_deposit_min(rules, current),
-            ),
-        )
+        listing = self.route.entry.listing
+        requirement = self._rail.offers.describe(channel, self._counting[0], listing, self.asset)
         header = encode_corrective(
             requirement,
             channel,
@@ -546,12 +385,6 @@ class ChannelPayment(SettledPayment):
             shows_voucher=self.proof.voucher.ceiling > channel.published,
         )
         return CallRefused(explain_channel(reason), headers=[header], is_corrective=True)
-
-    def _find_deposit_min(self, rules: ChannelRules, current: OperationPrice) -> int:
-        assert self.asset is not None
-        units = current.price.units_in(self.asset)
-        cost_units = rules.cost_units(self.asset, self._rail.chains.gas_price_wei(self.chain_id) or 0)
-        return find_deposit_min(units, cost_units=cost_units, coin=one_coin(self.asset))
 
     # ---- The channel on its chain.
 
@@ -583,7 +416,7 @@ class ChannelPayment(SettledPayment):
             raise Refusal(refusal)
         self.active.begin("chain")
         assert self.asset is not None
-        facts = await self._rail.chains.fetch_channel(
+        facts = await self._rail.offers.chains.fetch_channel(
             self.chain_id, self.proof.voucher.channel_id, self.asset
         )
         self.active.begin("read_head")
@@ -605,8 +438,8 @@ class ChannelPayment(SettledPayment):
                     raise Refusal(self._explain_busy(known.call_id, CallState.SETTLING))
                 return None
         await self._check_budget(channel)
-        rules = rail.channel_rules[self.chain_id]
-        cost_units = rules.cost_units(asset, rail.chains.gas_price_wei(self.chain_id) or 0)
+        rules = rail.offers.channel_rules[self.chain_id]
+        cost_units = rules.cost_units(asset, rail.offers.chains.gas_price_wei(self.chain_id) or 0)
         floor = find_deposit_floor(self.units, cost_units=cost_units)
         balance = 0 if channel is None else channel.balance_units
         if deposit.base_units < min(floor, UNITS_MAX) or voucher.ceiling > balance + deposit.base_units:
@@ -641,12 +474,14 @@ class ChannelPayment(SettledPayment):
             charge_on=self.charge_on,
             max_timeout_s=listing.timeout_s + SETTLEMENT_MARGIN_S,
         )
-        if not rail.chains.is_available(self.chain_id) or not rail.settlement.is_offered(
-            asset, authorization.base_units, listing.id
-        ):
+        settlement, units = rail.settlement, authorization.base_units
+        if not rail.offers.chains.is_available(self.chain_id) or not settlement.is_worth(asset, units):
             return RAIL_WITHDRAWN
+        if not settlement.is_offered(asset, units, listing.id):
+            rail.check_reachable(self.chain_id)
+            return DEPOSITS_WITHDRAWN
         self.active.begin("chain")
-        checked = await rail.settlement.check(
+        checked = await settlement.check(
             authorization,
             requirement,
             timeout_s=listing.timeout_s,
@@ -706,7 +541,9 @@ class ChannelPayment(SettledPayment):
         checked = await self._check_settlement(known.authorization)
         if isinstance(checked, Problem):
             # The outcome of the earlier run is not known, so no problem here may ask for a payment.
-            raise Refusal(authorization_used(known.call_id, known.state) if may_quote(checked) else checked)
+            if may_quote(checked):
+                raise Refusal(authorization_used(known.call_id, known.state))
+            raise Refusal(replace(checked, call_id=known.call_id, payment_state="held"))
         return checked
 
     async def claim(self) -> ProxyResponse | None:
@@ -736,9 +573,9 @@ class ChannelPayment(SettledPayment):
             case CeilingMismatch(channel=channel):
                 raise self._correct(channel)
             case ChannelClosed(state=state):
-                raise Refusal(WITHDRAWING if state is ChannelState.WITHDRAWING else DRAINING)
+                raise Refusal(WITHDRAWING_CHANNEL if state is ChannelState.WITHDRAWING else DRAINING_CHANNEL)
             case ChannelFull():
-                raise Refusal(FULL)
+                raise Refusal(UNCLAIMED_MAX)
             case KeyTaken(call=earlier):
                 assert self.payer is not None
                 recorded = await self._rail.idempotency.find_keyed_response(
@@ -762,7 +599,7 @@ class ChannelPayment(SettledPayment):
             authorization=None if deposit is None else deposit.authorization,
             cover=None if deposit is None else deposit.cover,
         )
-        rules = self._rail.channel_rules[self.chain_id]
+        rules = self._rail.offers.channel_rules[self.chain_id]
         return replace(
             claim,
             pay_to=voucher.config.receiver,
@@ -859,47 +696,3 @@ class ChannelPayment(SettledPayment):
             settled = (self.transaction, deposit.authorization.base_units)
         charged = min(max(0, channel.announced - self._before), self._step_units or self.units)
         return encode_charge(channel, charged=charged, deposit=settled, extensions=None)
-
-
-BUSY = Problem(
-    code=Code.CHANNEL_BUSY,
-    detail="Another call has this channel. Send the same request again after Retry-After; for calls at once, open several channels (`salt`).",
-    retry_after_s=1,
-    payment_state="none",
-)
-WITHDRAWING = Problem(
-    code=Code.CHANNEL_BUSY,
-    detail="A withdrawal of this channel has begun, so it takes no call until the withdrawal has ended. Pay with another option of the terms.",
-    reason="withdrawal_pending",
-    retry_after_s=60,
-    payment_state="none",
-)
-DRAINING = Problem(
-    code=Code.CHANNEL_BUSY,
-    detail="This channel is from before a restore of the gateway's database, or a refund of it has failed. The gateway claims what its calls owe; ask for the rest at the refund URL of the "
-    "channel, and pay with another option of the terms.",
-    reason="channel_draining",
-    retry_after_s=60,
-    payment_state="none",
-)
-UNPAID = Problem(
-    code=Code.CHANNEL_BUSY,
-    detail="The token refuses to pay the receiver of this channel now, so the channel takes no call. Pay with another option of the terms.",
-    reason="receiver_refused",
-    retry_after_s=60,
-    payment_state="none",
-)
-FULL = Problem(
-    code=Code.CHANNEL_BUSY,
-    detail="This payer owes the maximum that the gateway allows before the next claim on the chain. Send the same request again after Retry-After.",
-    reason="unclaimed_max",
-    retry_after_s=30,
-    payment_state="none",
-)
-_REFUND_ELSEWHERE = (
-    "A listing takes no refund; send it to the refund URL of the channel, "
-    "/api/v2/channels/{network}/{token}/{payTo}/{authorizer} of this gateway."
-)
-_DELEGATED = (
-    "payerAuthorizer is another wallet than payer; this gateway takes only vouchers that the payer signs."
-)

@@ -584,3 +584,45 @@ KEY_REUSED = Problem(
     detail="This wallet has used the idempotency key for another request. Nothing was spent; use a fresh key.",
     payment_state="none",
 )
+BUSY_CHANNEL = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="Another call has this channel. Send the same request again after Retry-After; for calls at once, open several channels (`salt`).",
+    retry_after_s=1,
+    payment_state="none",
+)
+WITHDRAWING_CHANNEL = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="A withdrawal of this channel has begun, so it takes no call until the withdrawal has ended. Pay with another option of the terms.",
+    reason="withdrawal_pending",
+    retry_after_s=60,
+    payment_state="none",
+)
+DRAINING_CHANNEL = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="This channel is from before a restore of the gateway's database, or a refund of it has failed. The gateway claims what its calls owe; ask for the rest at the refund URL of the "
+    "channel, and pay with another option of the terms.",
+    reason="channel_draining",
+    retry_after_s=60,
+    payment_state="none",
+)
+UNCLAIMED_MAX = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="This payer owes the maximum that the gateway allows before the next claim on the chain. Send the same request again after Retry-After.",
+    reason="unclaimed_max",
+    retry_after_s=30,
+    payment_state="none",
+)
+UNPAID_RECEIVER = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="The token refuses to pay the receiver of this channel now, so the channel takes no call. Pay with another option of the terms.",
+    reason="receiver_refused",
+    retry_after_s=60,
+    payment_state="none",
+)
+DEPOSITS_WITHDRAWN = Problem(
+    code=Code.CHANNEL_BUSY,
+    detail="This gateway has no gas for a deposit on this network now. Nothing was spent: send the same request again after Retry-After, or pay with another option of the terms. A channel with a balance takes calls.",
+    reason="gas",
+    retry_after_s=60,
+    payment_state="none",
+)

@@ -2,11 +2,13 @@
 
 from functools import partial
 
+from tollway.errors import ChainUnavailable
 from tollway.gateway.body import ForwardBody, load_hashed
 from tollway.gateway.idempotency import Idempotency
 from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.problems import find_idempotency_key
 from tollway.gateway.rail import CallPayment, ClockAndEntropy, CollectResponse
+from tollway.ids import ChainId, format_network
 from tollway.ledger.ledger import Close, Ledger
 from tollway.ledger.records import Authorization
 from tollway.limits import Limits
@@ -43,6 +45,13 @@ class SettledRail:
         """The key of the header, or of the `payment-identifier` extension of x402."""
         key = find_idempotency_key(request)
         return proof.identifier if key is None else key
+
+    def check_reachable(self, chain_id: ChainId) -> None:
+        """Raises ChainUnavailable during an outage of the nodes, which must not ask for another payment."""
+        if not self.settlement.is_reachable(chain_id):
+            raise ChainUnavailable(
+                f"The nodes of {format_network(chain_id)} are unavailable. Send the same request again after Retry-After."
+            )
 
     async def load_body(self, request: ProxyRequest, proof: SignedProof, listing: Listing) -> ForwardBody:
         return await load_hashed(

@@ -308,17 +308,22 @@ class GasBudget:
 
     # ---- Read by calls, from the last refresh.
 
-    def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
-        """Whether a price can be settled now. False removes the rail from the offers of a 402."""
+    def is_worth(self, asset: Asset, units: int) -> bool:
+        """Whether a price reaches the minimum of its network at the gas price, in a token that takes authorisations. The gas that is left decides `is_offered`."""
         rules = self._rules.get(asset.chain_id)
         if rules is None or asset.domain is None or asset.token is None:
             return False
         network_gas = self._network_gas[asset.chain_id]
         gas_price_wei = 0 if network_gas.fees is None else network_gas.fees.price_wei
-        if asset.token in network_gas.unsupported or not rules.is_worth(
+        return asset.token not in network_gas.unsupported and rules.is_worth(
             asset, units, gas_price_wei=gas_price_wei
-        ):
+        )
+
+    def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        """Whether a price can be settled now. False removes the rail from the offers of a 402, and stops the deposits of channels."""
+        if not self.is_worth(asset, units):
             return False
+        rules, network_gas = self._rules[asset.chain_id], self._network_gas[asset.chain_id]
         if rules.facilitator is not None:
             return self.is_reachable(asset.chain_id)  # the facilitator pays for gas
         return (

@@ -14,7 +14,7 @@ from starlette.routing import Route, Router
 
 from tollway.chain.networks import ChainRules
 from tollway.errors import Code, Problem, Refusal, refuse
-from tollway.gateway.channel_payment import is_signed_by_payer
+from tollway.gateway.channel_offers import is_signed_by_payer
 from tollway.ids import Address, ChainId, parse_network
 from tollway.ledger.channels import Channel, Voucher
 from tollway.ledger.ledger import ChannelLedger
