@@ -338,6 +338,36 @@ async def test_a_price_that_is_known_at_the_head_is_taken_from_the_deposit(
     await assert_balanced(ledger)
 
 
+@pytest.mark.parametrize(("is_stored", "is_mined"), [(True, True), (False, True), (True, False)])
+async def test_a_price_that_is_measured_while_the_deposit_is_undecided_is_taken_by_recovery(
+    ledgers: Any, is_stored: bool, is_mined: bool
+) -> None:
+    """It is charged whole, as the stored response says, also where a stream before it has given something back."""
+    ledger = await ledgers.gateway("one")
+    channel = await open_channel(ledger, 100)
+    terms: dict[str, Any] = {"price": "0.00002", "metering": METERING}
+    before = await open_call(ledger, channel, 20, **terms)
+    await end_call(ledger, before, is_metered=True)
+    claim = await open_deposit(ledger, channel, price_units=20, **terms)
+    await settle(ledger, claim, None, is_metered=True)
+    ledger.finish(finish_of(before, usage=usage_of(5)))
+    await wait_finished(ledger, before.call_id)
+    if is_stored:
+        await ledgers.answers().keep(claim.call_id, ANSWER, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS)
+    assert await ledger.mark_orphaned(claim.call_id, epoch=1, usage=usage_of(5)) is True
+    assert await ledger.mark_orphaned(claim.call_id, epoch=1, usage=usage_of(1)) is False
+    is_charged = is_stored and is_mined
+    transfer = {} if is_mined else {"transfer": None}
+    after = await conclude(ledger, claim, is_orphaned=True, **transfer)
+    assert after is (CallState.CONSUMED if is_charged else CallState.RELEASED)
+    balance = 600 if is_mined else 100
+    assert numbers_of(await reread(ledger, channel)) == (
+        (balance, 16, 28) if is_charged else (balance, 8, 20)
+    )
+    assert (await ledger.find_call(claim.call_id)).actual_units == (8 if is_charged else None)
+    await assert_balanced(ledger)
+
+
 # Reorganisations of the deposit
 
 

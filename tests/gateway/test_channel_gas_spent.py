@@ -61,7 +61,8 @@ async def test_below_the_reserve_of_claims_a_402_still_offers_the_channels_that_
 async def test_an_outage_of_the_nodes_refuses_a_deposit_and_no_voucher(gateway: ChannelSales) -> None:
     caller = ChannelCaller.funded(gateway, 10**8)
     assert (await caller.open(DEPOSIT, ceiling=PRICE)).status == 200
-    gateway.settlement.gas_budget._network_gas[CHAIN].seen_s = float("-inf")
+    gateway.chain.disconnect(CHAIN)
+    gateway.now_ms += 61_000
     refused = await caller.signs(deposit_salt=b"\x2d" * 32).open(DEPOSIT, ceiling=2 * PRICE)
     assert (refused.status, refused.problem["code"]) == (503, "chain_unavailable")
     assert [one["scheme"] for one in await gateway.offers()] == ["batch-settlement"]

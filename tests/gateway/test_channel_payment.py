@@ -237,18 +237,24 @@ async def test_a_stream_charges_its_maximum_and_the_next_call_less(gateway: Chan
     await gateway.publish(metering=make_metering(TOTAL_TOKENS))
     caller = ChannelCaller.funded(gateway, FUNDS)
     assert (await caller.open(DEPOSIT, ceiling=PRICE)).status == 200
-    event = b"data: " + used(7) + b"\n\n"
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"
-    gateway.upstream.answer = raw(head, b"%x\r\n%s\r\n" % (len(event), event), b"0\r\n\r\n")
-    stream = await caller.spend(2 * PRICE)
-    assert stream.headers["tollway-price-max"] == "0.01 USDC"
-    assert stream.headers["tollway-payment-state"] == "held"
-    assert read_response(stream)["extra"]["chargedAmount"] == str(PRICE)
+    gateway.upstream.answer = stream(used(7), "text/event-stream")
+    streamed = await caller.spend(2 * PRICE)
+    assert streamed.headers["tollway-price-max"] == "0.01 USDC"
+    assert streamed.headers["tollway-payment-state"] == "held"
+    assert read_response(streamed)["extra"]["chargedAmount"] == str(PRICE)
     assert await charged_units(caller) == (2 * PRICE, PRICE + 1_700)
     gateway.upstream.answer = plain()
     following = await caller.spend(3 * PRICE)
     assert read_response(following)["extra"]["chargedAmount"] == "1700"
     assert await charged_units(caller) == (PRICE + 1_700 + PRICE, PRICE + 1_700 + PRICE)
+
+
+def stream(content: bytes, content_type: str) -> Any:
+    body = b"data: " + content + b"\n\n" if content_type == "text/event-stream" else content
+    head = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: %s\r\n\r\n" % content_type.encode()
+    )
+    return raw(head, b"%x\r\n%s\r\n" % (len(body), body), b"0\r\n\r\n")
 
 
 def used(tokens: int) -> bytes:
@@ -919,6 +925,60 @@ async def test_a_stored_answer_whose_deposit_was_undecided_carries_its_charge(
         client.read(again)
     assert (client.charged, await charged_units(caller)) == (charged, (charged, charged))
     assert (await caller.spend(client.charged + PRICE, target="/next")).status == 200
+
+
+@pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])
+async def test_a_streamed_answer_whose_deposit_was_undecided_costs_what_it_used(
+    gateway: ChannelSales, content_type: str
+) -> None:
+    await gateway.publish(metering=make_metering(TOTAL_TOKENS))
+    caller = ChannelCaller.funded(gateway, FUNDS)
+    gateway.upstream.answer = stream(used(7), content_type)
+    gateway.stop_mining()
+    payload = caller.signer.deposit(DEPOSIT, ceiling=PRICE)
+    assert (await caller.pay(payload, KEY)).status == 503
+    await gateway.recover_chain()
+    (call,) = await gateway.history()
+    assert (call.state, call.actual_units) == (CallState.CONSUMED, 1_700)
+    client = StockSum()
+    again = await caller.pay(payload, KEY)
+    client.read(again)
+    assert (again.headers["tollway-price"], client.charged) == ("0.0017 USDC", 1_700)
+    assert await charged_units(caller) == (1_700, 1_700)
+    assert (await caller.spend(client.charged + PRICE, target="/next")).status == 200
+    await gateway.check_balanced()
+
+
+async def is_free_again(caller: ChannelCaller, *, served: int) -> bool:
+    """After that many heads."""
+    return caller.gateway.served == served and (await caller.channel()).reserved_call is None
+
+
+async def test_a_stored_answer_promises_what_is_charged_also_where_a_stream_before_it_ends_later(
+    gateway: ChannelSales,
+) -> None:
+    await gateway.publish(metering=make_metering(TOTAL_TOKENS))
+    caller, client = ChannelCaller.funded(gateway, FUNDS), StockSum()
+    client.read(await caller.open(DEPOSIT, ceiling=PRICE))
+    may_end = asyncio.Event()
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
+    gateway.upstream.answer = held(may_end, head, b"%x\r\n%s\r\n0\r\n\r\n" % (len(used(7)), used(7)))
+    another = caller.signs(deposit_salt=b"\x2d" * 32)
+    payload = another.signer.deposit(DEPOSIT, ceiling=3 * PRICE)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(caller.spend(2 * PRICE, target="/stream"))
+        await until(lambda: is_free_again(caller, served=2))
+        gateway.upstream.answer = stream(used(7), "application/json")
+        gateway.stop_mining()
+        assert (await another.pay(payload, KEY)).status == 503
+        may_end.set()
+    client.read(running.result())
+    await gateway.recover_chain()
+    client.read(await another.pay(payload, KEY))
+    assert client.charged == (await caller.channel()).announced == 2 * PRICE + 1_700
+    client.read(await another.spend(client.charged + PRICE, target="/next"))
+    assert client.charged == (await caller.channel()).announced
+    await gateway.check_balanced()
 
 
 async def test_a_public_voucher_opens_no_stored_answer(gateway: ChannelSales, opened: ChannelCaller) -> None:

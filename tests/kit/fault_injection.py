@@ -29,7 +29,7 @@ from tollway.identity.siwe import PublicOrigin
 from tollway.ids import CallId, ChainId
 from tollway.ledger.channels import Channel, ClaimableChannel, OpenClaim
 from tollway.ledger.ledger import Claim, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUnavailable
-from tollway.ledger.records import CallState, SettledTransfer, SettlementAttempt
+from tollway.ledger.records import CallState, SettledTransfer, SettlementAttempt, Usage
 from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest
 from tollway.payments import transactions
 from tollway.storage.engine import postgres
@@ -198,9 +198,9 @@ class PointLedger(LedgerStore):
             await _POINTS.reach("closed", call_id)
         return state
 
-    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int, usage: Usage | None = None) -> bool:
         await _POINTS.reach("answer-kept", call_id)
-        is_orphaned = await super().mark_orphaned(call_id, epoch=epoch)
+        is_orphaned = await super().mark_orphaned(call_id, epoch=epoch, usage=usage)
         await _POINTS.reach("adrift", call_id)
         return is_orphaned
 

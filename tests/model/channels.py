@@ -219,6 +219,13 @@ class MemoryChannels(MemoryMoves):
             told_units = max(before.announced, self._taken(channel) + self._lacking(channel))
             self._rows.channels[before.name] = replace(channel, announced=told_units)
 
+    def _announce_stored(self, name: ChannelName, call: MemoryCall) -> None:
+        """The stored response of a call whose deposit was undecided charges all that the call owes."""
+        channel = self._rows.channels[name]
+        if channel.reserved_call == call.claim.call_id:
+            due_units = call.claim.price_units if call.actual_units is None else call.actual_units
+            self._rows.channels[name] = replace(channel, announced=channel.announced + due_units)
+
     def _set_value(self, name: ChannelName) -> None:
         """The payment is worth the balance, and at least what the calls hold."""
         channel = self._rows.channels[name]

@@ -31,6 +31,7 @@ from tollway.ledger.records import (
     SettledTransfer,
     SettlementAttempt,
     SettlementEnd,
+    Usage,
     decide_dropped_call,
     decide_settlement_end,
 )
@@ -201,11 +202,11 @@ class MemorySettling(MemoryChannels):
             self._move(call, CallState.RELEASED)
         else:
             held.transfer, held.settled_block = transfer.tx_hash, transfer.block_number
-            self._book_transfer(call, transfer, ending, now_ms=now_ms)
+            self._book_transfer(call, transfer, ending, is_orphaned=is_orphaned, now_ms=now_ms)
         call.moved_ms = call.completed_ms = now_ms
         return call.state
 
-    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int, usage: Usage | None = None) -> bool:
         self._answer()
         call = self._rows.calls.get(call_id)
         held = None if call is None else self._held_by(call)
@@ -214,6 +215,8 @@ class MemorySettling(MemoryChannels):
         if (call.state, call.epoch, call.owner_id) != (CallState.SETTLING, epoch, self._owner_id):
             return False
         held.is_orphaned, held.looked_ms = True, 0
+        if usage is not None and call.quantities == "":
+            call.actual_units, call.quantities = usage.actual_units, usage.quantities
         return True
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
@@ -262,7 +265,13 @@ class MemorySettling(MemoryChannels):
         return len(left)
 
     def _book_transfer(
-        self, call: MemoryCall, transfer: SettledTransfer, ending: SettlementEnd, *, now_ms: int
+        self,
+        call: MemoryCall,
+        transfer: SettledTransfer,
+        ending: SettlementEnd,
+        *,
+        is_orphaned: bool,
+        now_ms: int,
     ) -> None:
         is_bought = ending is not SettlementEnd.CREDIT
         name = channel_of(call.claim)
@@ -274,6 +283,8 @@ class MemorySettling(MemoryChannels):
         if not is_bought:
             self._move(call, CallState.RELEASED)
             return
+        if name is not None and is_orphaned:
+            self._announce_stored(name, call)
         self._hold(call, {payment_id: self._covered_units(call, payment_id)})
         self._move(call, CallState.CONSUMED)
         if ending is SettlementEnd.LOST:

@@ -28,7 +28,7 @@ from tollway.ledger.channels import (
 )
 from tollway.ledger.ledger import NonceUnavailable
 from tollway.ledger.records import SettlementAttempt
-from tollway.payments.channel_claims import OLD_AFTER_MS, ROWS_MAX, ChannelClaims
+from tollway.payments.channel_claims import OLD_AFTER_MS, REFUSED_MS, ROWS_MAX, ChannelClaims
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_terms import ChannelRules
 from tollway.payments.gas import ChannelOutcome, ChannelStep
@@ -56,7 +56,7 @@ class ClaimRows:
     owed: dict[int, int] = field(default_factory=dict)
     claims: dict[CallId, OpenClaim] = field(default_factory=dict)
     ended: list[OpenClaim] = field(default_factory=list)
-    refused: set[Receiver] = field(default_factory=set)
+    refused: dict[Receiver, int] = field(default_factory=dict)
     settled: dict[int, int] = field(default_factory=dict)
     is_taken: bool = False
     since_ms: int = 0
@@ -91,13 +91,13 @@ class ClaimRows:
         return refused or True
 
     async def mark_refused(self, receiver: Receiver, *, now_ms: int) -> None:
-        self.refused.add(receiver)
+        self.refused.setdefault(receiver, now_ms)
 
     async def clear_refused(self, receiver: Receiver) -> None:
-        self.refused.remove(receiver)
+        self.refused.pop(receiver, None)
 
-    async def list_refused(self) -> frozenset[Receiver]:
-        return frozenset(self.refused)
+    async def list_refused(self) -> dict[Receiver, int]:
+        return dict(self.refused)
 
     async def list_unsettled(self, chain_id: ChainId) -> tuple[UnsettledReceiver, ...]:
         found: dict[tuple[Address, Address], dict[int, int]] = {}
@@ -356,7 +356,7 @@ async def test_a_receiver_to_whom_the_token_pays_nothing_is_settled_alone_by_a_l
     assert (await harness.claimed(first), await harness.claimed(second)) == (DUE, DUE)
     assert (harness.paid(FIRST), harness.paid(SECOND)) == (DUE, 0)
     refused = Receiver(CHAIN, SECOND, TOKEN)
-    assert harness.rows.refused == {refused}
+    assert set(harness.rows.refused) == {refused}
     for _ in range(2):  # the token pays it nothing yet
         await harness.claims.run_once()
     await harness.networks.refresh()
@@ -373,7 +373,7 @@ async def test_a_receiver_to_whom_the_token_pays_nothing_is_settled_alone_by_a_l
         await harness.claims.run_once()
     await harness.networks.refresh()
     assert (harness.paid(FIRST), harness.paid(SECOND)) == (DUE, DUE)
-    assert (harness.sent_count, harness.rows.claims, harness.rows.refused) == (2, {}, set())
+    assert (harness.sent_count, harness.rows.claims, harness.rows.refused) == (2, {}, {})
     assert harness.networks.is_paid_out(*refused)
 
 
@@ -388,7 +388,7 @@ async def test_a_settle_that_is_not_mined_is_sent_once(harness: Harness) -> None
     assert (harness.sent_count, len(harness.rows.claims)) == (2, 1)
     harness.chain.mine_sent(CHAIN)
     await harness.claims.run_once()
-    assert (harness.paid(FIRST), harness.rows.claims, harness.rows.refused) == (DUE, {}, set())
+    assert (harness.paid(FIRST), harness.rows.claims, harness.rows.refused) == (DUE, {}, {})
 
 
 async def test_a_receiver_whom_a_stranger_has_settled_needs_no_settle(harness: Harness) -> None:
@@ -398,7 +398,52 @@ async def test_a_receiver_whom_a_stranger_has_settled_needs_no_settle(harness: H
     harness.chain.unblock_owner(CHAIN, TOKEN, FIRST)
     harness.chain.call_channels(CHAIN, contract.encode_settle(receiver=FIRST, token=TOKEN))
     await harness.claims.run_once()
-    assert (harness.sent_count, harness.rows.refused) == (1, set())
+    assert (harness.sent_count, harness.rows.refused) == (1, {})
+
+
+async def test_a_receiver_stays_refused_until_the_contract_has_paid_it(harness: Harness) -> None:
+    """A settle of nothing succeeds, so it proves nothing while the claim is not mined."""
+    harness.add(make_payer(1), DUE, deposit=2_000_000)
+    harness.chain.block_owner(CHAIN, TOKEN, FIRST)
+    harness.chain.is_automining = False
+    for is_mined in (False, False, True, True):
+        if is_mined:
+            harness.chain.mine_sent(CHAIN)
+        await harness.claims.run_once()
+        assert set(harness.rows.refused) == {Receiver(CHAIN, FIRST, TOKEN)}
+    harness.chain.unblock_owner(CHAIN, TOKEN, FIRST)
+    await harness.claims.run_once()
+    assert (harness.paid(FIRST), len(harness.rows.refused)) == (0, 1)  # its settle is sent, and not mined
+    harness.chain.mine_sent(CHAIN)
+    await harness.claims.run_once()
+    assert (harness.paid(FIRST), harness.rows.refused) == (DUE, {})
+
+
+async def test_a_receiver_for_whom_nothing_is_claimed_is_tried_again_after_a_day(harness: Harness) -> None:
+    harness.add(make_payer(1), DUE, deposit=2_000_000)
+    harness.rows.is_taken = True  # the claim without the settle is not sent
+    harness.chain.block_owner(CHAIN, TOKEN, FIRST)
+    await harness.claims.run_once()
+    harness.rows.channels.clear()
+    for passed_ms, is_refused in ((0, True), (REFUSED_MS - 1, True), (1, False)):
+        harness.settlement.now_ms += passed_ms
+        await harness.settlement.gas_budget.refresh()
+        await harness.claims.run_once()
+        assert bool(harness.rows.refused) is is_refused
+
+
+async def test_a_receiver_who_would_be_paid_less_than_the_gas_is_not_refused_any_more(
+    harness: Harness,
+) -> None:
+    key = harness.add(make_payer(1), DUE, deposit=2_000_000)
+    harness.chain.block_owner(CHAIN, TOKEN, FIRST)
+    await harness.claims.run_once()
+    harness.chain.unblock_owner(CHAIN, TOKEN, FIRST)
+    harness.chain.set_fees(CHAIN, base_fee_wei=10**12, tip_wei=0)
+    await harness.settlement.gas_budget.refresh()
+    await harness.claims.run_once()
+    assert (harness.sent_count, harness.paid(FIRST), harness.rows.refused) == (1, 0, {})
+    assert harness.rows.settled.get(key) is None
 
 
 # ---- What the contract has paid out.

@@ -53,7 +53,7 @@ from tollway.ledger.channels import (
     ChannelFull,
     ChannelState,
     Voucher,
-    announce_charge,
+    announce_whole,
 )
 from tollway.ledger.ledger import (
     AuthorizationTaken,
@@ -80,6 +80,7 @@ from tollway.ledger.records import (
     OpenCall,
     Rail,
     RepeatsOpenCall,
+    Usage,
 )
 from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price
@@ -208,6 +209,7 @@ class ChannelPayment(SettledPayment):
         "_counting",
         "_deposit",
         "_earlier",
+        "_is_undecided",
         "_lookup",
         "_rail",
         "_step_units",
@@ -231,6 +233,7 @@ class ChannelPayment(SettledPayment):
         self._counting: Sequence[OperationPrice] = ()
         self._deposit: _CheckedDeposit | None = None
         self._earlier: KeyedCall | None = None
+        self._is_undecided = False
         self._step_units = 0
         self._before = 0  # the announced sum before this call
 
@@ -637,9 +640,9 @@ class ChannelPayment(SettledPayment):
         deposit = self._deposit
         assert deposit is not None  # the state of a call with a deposit
 
-        async def collect_charged() -> StoredResponse | None:
+        async def collect_charged() -> tuple[StoredResponse | None, Usage | None]:
             # The stored response is delivered only once the deposit is concluded, which charges this call.
-            self._channel = self._expect_charge(deposit)
+            self._is_undecided = True
             return await collect()
 
         outcome = await self.settle(self._rail, deposit.authorization, close, collect_charged)
@@ -657,15 +660,14 @@ class ChannelPayment(SettledPayment):
             case _:
                 assert_never(outcome)
 
-    def _expect_charge(self, deposit: _CheckedDeposit) -> Channel:
-        """The channel after the end of this call. No other call changes it before: this one has it."""
-        assert self._channel is not None  # verified
-        due_units = self.units if self.actual_units is None else self.actual_units
-        charged_units = self._channel.taken_units + self._channel.lacking_units + due_units
+    def _expect_charge(self, channel: Channel, deposit: _CheckedDeposit) -> Channel:
+        """The channel after recovery has concluded the deposit. No other call announces anything before: this one has it."""
         return replace(
-            self._channel,
-            announced=announce_charge(self._channel, taken_units=charged_units),
-            balance_units=self._channel.balance_units + deposit.authorization.base_units,
+            channel,
+            announced=announce_whole(
+                channel, due_units=self.units if self.actual_units is None else self.actual_units
+            ),
+            balance_units=channel.balance_units + deposit.authorization.base_units,
         )
 
     async def _record_end(self, closed: Closed | Fenced) -> Closed | Fenced:
@@ -691,6 +693,8 @@ class ChannelPayment(SettledPayment):
         channel, deposit = self._channel, self._deposit
         if channel is None:
             return None
+        if self._is_undecided and deposit is not None:
+            channel = self._expect_charge(channel, deposit)
         settled: tuple[TxHash, int] | None = None
         if deposit is not None and self.transaction is not None:
             settled = (self.transaction, deposit.authorization.base_units)

@@ -537,22 +537,29 @@ class Proxy:
 
     async def _collect(
         self, upstream: UpstreamExchange, payment: CallPayment, meter: Meter | None
-    ) -> StoredResponse | None:
-        """Reads the whole response, to store it; None where it is too large, takes too long, or is cut. The caller waits meanwhile."""
+    ) -> tuple[StoredResponse | None, Usage | None]:
+        """See `CollectResponse`. The response is stored. The caller waits meanwhile."""
         body = bytearray(b"" if meter is None else meter.read)
         try:
             async with asyncio.timeout(self._limits.response_collect_s):
                 while chunk := await upstream.read_chunk():
                     body += chunk
                     if len(body) > self._limits.response_bytes_max:
-                        return None
+                        return None, None
+                    if meter is not None:
+                        await meter.add(chunk, is_last=upstream.is_read)
+                if meter is not None:
+                    await meter.add(b"", is_last=True)
         except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
-            return None
+            return None, None
+        if meter is not None:
+            meter.take_price()
         headers = self._caller_headers(upstream, payment, keep_length=False)
         # A stored response is delivered only once the call is charged.
         own = call_headers(payment, "charged")
         headers += _select_stored_headers(own)
-        return StoredResponse(status=upstream.status, headers=tuple(headers), body=bytes(body))
+        response = StoredResponse(status=upstream.status, headers=tuple(headers), body=bytes(body))
+        return response, None if meter is None else meter.usage
 
     def _caller_headers(
         self, upstream: UpstreamExchange, payment: CallPayment, *, keep_length: bool
@@ -692,5 +699,6 @@ def _name_error(exc: BaseException) -> str:
     return "shutdown" if isinstance(exc, asyncio.CancelledError) else Code.INTERNAL_ERROR.value
 
 
-async def _collect_nothing() -> None:
+async def _collect_nothing() -> tuple[None, None]:
     """Collects no response: there was no head."""
+    return None, None

@@ -70,6 +70,7 @@ from tollway.ledger.records import (
     Payment,
     Rail,
     RepeatsOpenCall,
+    Usage,
 )
 from tollway.money import Asset, Price
 from tollway.payments.proof import BOUND_REQUIRED, PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
@@ -79,8 +80,8 @@ from tollway.registry.metering import Metering, write_formulas
 
 CALL_IDS_MAX = 10
 
-CollectResponse = Callable[[], Awaitable[StoredResponse | None]]
-"""Reads the whole response of the upstream; None where it is too large, takes too long, or is cut."""
+CollectResponse = Callable[[], Awaitable[tuple[StoredResponse | None, Usage | None]]]
+"""Reads the whole response of the upstream, and measures that of a metered call. (None, None) where it is too large, takes too long, or is cut."""
 
 
 class StoreResponse(Protocol):

@@ -90,10 +90,10 @@ class SettledPayment(CallPayment):
         )
         outcome = await rail.settlement.settle(order, trace=self.request.trace)
         if isinstance(outcome, Undecided):
-            response = await collect()
+            response, usage = await collect()
             if response is not None and digest is not None:
                 await rail.idempotency.store_response(
                     close.call_id, response, payer=authorization.payer, provider=listing.provider
                 )
-            await rail.ledger.mark_orphaned(close.call_id, epoch=close.epoch)
+            await rail.ledger.mark_orphaned(close.call_id, epoch=close.epoch, usage=usage)
         return outcome

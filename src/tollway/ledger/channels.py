@@ -186,6 +186,12 @@ def announce_charge(channel: Channel, *, taken_units: int) -> int:
     return max(channel.announced, taken_units)
 
 
+def announce_whole(channel: Channel, *, due_units: int) -> int:
+    """The announced sum after recovery has concluded the deposit of a call: the stored response says before what it charges. So it charges all that the call owes; what streams
+    before it gave back goes to the following calls."""
+    return channel.announced + due_units
+
+
 def reserve_channel(channel: Channel, shown: ChannelClaim, call_id: CallId, *, price_units: int) -> Channel:
     """The channel after a granted claim. A claim with a deposit takes nothing until the deposit is concluded."""
     known = Vouchers(spent=channel.spent, waiting=channel.waiting, candidate=channel.candidate)

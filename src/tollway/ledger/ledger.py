@@ -555,8 +555,9 @@ class SettlementLedger(Protocol):
         gateway it is retried and dropped like `close`."""
         ...
 
-    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
-        """Leaves a settlement to settlement recovery: this gateway stops waiting for it (also after `settle` or `conclude` raised).
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int, usage: Usage | None = None) -> bool:
+        """Leaves a settlement to settlement recovery: this gateway stops waiting for it (also after `settle` or `conclude` raised). `usage`: of a metered
+        call whose response was read meanwhile; the deposit pays that price.
         `recover` does the same for settlements of dead gateways."""
         ...
 
@@ -698,8 +699,8 @@ class ChannelClaimLedger(Protocol):
 
     async def clear_refused(self, receiver: Receiver) -> None: ...
 
-    async def list_refused(self) -> frozenset[Receiver]:
-        """The receivers of all networks whose settle fails."""
+    async def list_refused(self) -> Mapping[Receiver, int]:
+        """The receivers of all networks whose settle fails, with when the first one failed."""
         ...
 
     async def mark_unused(self, key: int, since_ms: int | None) -> None:

@@ -64,6 +64,8 @@ COST_FACTOR = 10
 """A channel is claimed once it has this many times the cost of its claim."""
 OLD_AFTER_MS = 86_400_000
 """A channel with money this old is claimed once it has the cost of its claim."""
+REFUSED_MS = 86_400_000
+"""A receiver whose settle failed, and for whom nothing is left to settle, is tried again after this time."""
 CHANNELS_MAX = 1_000
 CLAIMS = ListingId("")
 """The gas of claims is of no listing: one transaction claims for many."""
@@ -174,10 +176,12 @@ class ChannelClaims:
 
     async def _find_settled(self, chain_id: ChainId) -> None:
         """Asks the contract which receivers have been paid all that is claimed for them, by whichever transaction. The ledger is read first: what is claimed after the answer
-        of the contract is not in it."""
+        of the contract is not in it. The token pays such a receiver again."""
         for one in await self._ledger.list_unsettled(chain_id):
-            if await self._networks.fetch_unsettled(Receiver(chain_id, one.receiver, one.token)) == 0:
+            receiver = Receiver(chain_id, one.receiver, one.token)
+            if await self._networks.fetch_unsettled(receiver) == 0:
                 await self._ledger.mark_settled(one.totals)
+                await self._ledger.clear_refused(receiver)
 
     # ---- Choose.
 
@@ -233,9 +237,13 @@ class ChannelClaims:
         )
 
     async def _settle_refused(self, chain_id: ChainId, rules: ChannelRules) -> None:
-        """Settles the receivers alone whose settle failed before and would succeed now. One that has nothing left to settle, or less than its gas, may be paid over channels
-        again."""
-        refused = [one for one in await self._ledger.list_refused() if one.chain_id == chain_id]
+        """Settles the receivers alone whose settle failed before and would succeed now. A receiver stays refused until the contract has paid it (`_find_settled`), would pay it
+        what is not worth a transaction, or has had nothing for it in a day: a settle of nothing always succeeds."""
+        refused = {
+            one: at_ms
+            for one, at_ms in (await self._ledger.list_refused()).items()
+            if one.chain_id == chain_id
+        }
         gas_price_wei = self._networks.gas_price_wei(chain_id)
         if not refused or gas_price_wei is None:
             return
@@ -243,11 +251,15 @@ class ChannelClaims:
             return
         due = []
         for one in sorted(refused):
+            unsettled = await self._networks.fetch_unsettled(one)
             calldata = encode_settle(receiver=one.receiver, token=one.token)
-            if await self.simulate(chain_id, calldata):
-                asset = self._find_asset(one)
-                cost = 1 if asset is None else max(1, rules.gas_units(asset, SETTLE_COST_GAS, gas_price_wei))
-                if await self._networks.fetch_unsettled(one) >= cost:
+            asset = self._find_asset(one)
+            cost = 1 if asset is None else max(1, rules.gas_units(asset, SETTLE_COST_GAS, gas_price_wei))
+            if unsettled == 0:
+                if self._now_ms() - refused[one] >= REFUSED_MS:
+                    await self._ledger.clear_refused(one)
+            elif await self.simulate(chain_id, calldata):
+                if unsettled >= cost:
                     due.append(calldata)
                 else:
                     await self._ledger.clear_refused(one)

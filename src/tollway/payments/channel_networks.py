@@ -1,6 +1,6 @@
 """The networks that have channels: whether the contracts are there, and what a channel is on its chain."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import structlog
 
@@ -59,7 +59,7 @@ class ChannelNetworks:
         gas_budget: GasBudget,
         limits: Limits,
         read_look_ms: Callable[[ChainId], Awaitable[int | None]],
-        list_refused: Callable[[], Awaitable[frozenset[Receiver]]],
+        list_refused: Callable[[], Awaitable[Collection[Receiver]]],
         now_ms: Callable[[], int],
     ) -> None:
         self._chains = chains
@@ -74,7 +74,7 @@ class ChannelNetworks:
         """The addresses whose channels take calls, the one that a 402 names first. `app.channel_wiring` sets them."""
         self._deployed: set[ChainId] = set()
         self._looked_ms: dict[ChainId, int | None] = {}
-        self._refused: frozenset[Receiver] = frozenset()
+        self._refused: Collection[Receiver] = frozenset()
         self._began_ms = now_ms()
 
     async def refresh(self) -> None:

@@ -41,6 +41,7 @@ from tollway.ledger.records import (
     OpenCall,
     SettledTransfer,
     SettlementAttempt,
+    Usage,
 )
 from tollway.limits import Limits
 
@@ -299,10 +300,10 @@ class FakeGateway(MemoryLedger):
         self._open.discard((call_id, epoch))
         return outcome
 
-    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int, usage: Usage | None = None) -> bool:
         self._open.discard((call_id, epoch))
         self._machine.enter(flush=True)
-        return await super().mark_orphaned(call_id, epoch=epoch)
+        return await super().mark_orphaned(call_id, epoch=epoch, usage=usage)
 
     # ---- Transactions of their own.
 

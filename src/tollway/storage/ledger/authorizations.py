@@ -42,6 +42,7 @@ from tollway.ledger.records import (
     CallState,
     ChannelDeposit,
     Dialect,
+    Usage,
 )
 from tollway.payments.deployment import is_wrapped
 from tollway.storage.engine.advisory_locks import take_advisory_locks
@@ -55,7 +56,7 @@ from tollway.storage.ledger.ledger_tables import (
     call_table,
     call_terms_table,
 )
-from tollway.storage.ledger.locked_rows import check_count
+from tollway.storage.ledger.locked_rows import check_count, usage_columns
 
 LOCK_SPACE = 0x70757273
 
@@ -290,10 +291,18 @@ def lock_authorization(connection: Connection, call_id: CallId) -> None:
     connection.execute(select(columns.call_id).where(columns.call_id == call_id).with_for_update()).all()
 
 
-def mark_orphaned(connection: Connection, call_id: CallId, *, epoch: int, owner_id: str) -> bool:
+def mark_orphaned(
+    connection: Connection, call_id: CallId, *, epoch: int, owner_id: str, usage: Usage | None = None
+) -> bool:
     calls = call_table.c
     is_own = and_(calls.id == call_id, calls.epoch == epoch, calls.owner_id == owner_id)
-    return bool(_mark_orphaned(connection, [call_id], is_own))
+    if not _mark_orphaned(connection, [call_id], is_own):
+        return False
+    if usage is not None:
+        # Under the lock of the authorisation no other transaction ends the call.
+        unmeasured = update(call_table).where(calls.id == call_id, calls.quantities == "")
+        connection.execute(unmeasured.values(usage_columns(usage)))
+    return True
 
 
 def mark_calls_orphaned(connection: Connection, call_ids: Collection[CallId]) -> frozenset[CallId]:

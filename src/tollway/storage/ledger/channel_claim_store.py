@@ -109,15 +109,15 @@ class ChannelClaimStore(ChannelStore):
         )
         await self._database.write(lambda connection: connection.execute(gone) and None)
 
-    async def list_refused(self) -> frozenset[Receiver]:
+    async def list_refused(self) -> dict[Receiver, int]:
         columns = channel_refused_table.c
-        query = select(columns.chain_id, columns.receiver, columns.token)
+        query = select(columns.chain_id, columns.receiver, columns.token, columns.refused_ms)
 
-        def work(connection: Connection) -> frozenset[Receiver]:
-            return frozenset(
-                Receiver(ChainId(row.chain_id), Address(row.receiver), Address(row.token))
+        def work(connection: Connection) -> dict[Receiver, int]:
+            return {
+                Receiver(ChainId(row.chain_id), Address(row.receiver), Address(row.token)): row.refused_ms
                 for row in connection.execute(query)
-            )
+            }
 
         return await self._database.read(work)
 

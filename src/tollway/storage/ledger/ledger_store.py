@@ -40,6 +40,7 @@ from tollway.ledger.records import (
     OpenCall,
     SettledTransfer,
     SettlementAttempt,
+    Usage,
     is_move_allowed,
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -282,8 +283,10 @@ class LedgerStore:
                 )
         return outcome
 
-    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
-        work = partial(authorizations.mark_orphaned, call_id=call_id, epoch=epoch, owner_id=self.owner_id)
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int, usage: Usage | None = None) -> bool:
+        work = partial(
+            authorizations.mark_orphaned, call_id=call_id, epoch=epoch, owner_id=self.owner_id, usage=usage
+        )
         try:
             return await write_retried(self._database, work)
         finally:

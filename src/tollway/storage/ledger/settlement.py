@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, select, update
 
 from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ledger.channels import announce_whole
 from tollway.ledger.ledger import Close, Closed, Fenced, NonceUnavailable
 from tollway.ledger.records import (
     CallState,
@@ -208,6 +209,8 @@ class BatchSettlement:
         if transfer is None or authorization.payment_id is None:
             return self._locked_rows.move(call, CallState.RELEASED, moved_ms=conclude.now_ms, **values)
         if authorization.channel_key is not None:
+            if is_bought and conclude.is_orphaned:
+                self._announce_stored(authorization.channel_key, call)
             return self._record_deposit(call, authorization, transfer, end, values, moved_ms=conclude.now_ms)
         paid = replace(call, payment_id=authorization.payment_id)
         return self._record_transfer(paid, end, values, moved_ms=conclude.now_ms)
@@ -244,6 +247,13 @@ class BatchSettlement:
         return self._locked_rows.move(
             replace(call, parts=parts), CallState.CONSUMED, moved_ms=moved_ms, **values
         )
+
+    def _announce_stored(self, key: int, call: LockedCall) -> None:
+        """Announces what the stored response of a call says that it charges."""
+        channels = self._locked_rows.channels
+        channel = channels.find(key)
+        if channel.reserved_call == call.id:
+            channels.put(replace(channel, announced=announce_whole(channel, due_units=call.due_units)))
 
     def _record_deposit(
         self,
