@@ -1,17 +1,21 @@
 """The objects of channels: when they are claimed, and which keys their offers name."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.kit.payer import CHAIN, USDC
 from tollway.app.channel_wiring import ChannelParts, ChannelServices
 from tollway.identity.signatures import ChannelAuthorizer
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
+from tollway.payments.channel_terms import ChannelRules
 
 KEYS = (b"a key of this gateway".ljust(32), b"the key before it".ljust(32))
 ORIGIN = "https://t.example"
+RULES = ChannelRules(chain_id=CHAIN, withdraw_delay=900, native_price_nano=10**12)
 
 
 class Restores:
@@ -77,6 +81,32 @@ async def test_channels_are_watched_in_each_round_and_claimed_once_in_an_interva
         counts.append(claims.count)
     assert (watch.count, drain.count) == (len(moments), counts[-1])
     assert counts == [1, 1, 2, 2, 3]
+
+
+async def test_the_channels_are_counted_once_in_an_interval_and_by_the_keys_that_sign() -> None:
+    services, moments = make_services(Restores()), iter([1.0, 2.0, 61.0, 61.9, 62.0])
+    counted: list[Any] = []
+    budget = SimpleNamespace(reserve_claims=lambda chain_id, gas: None)
+    prices: dict[Any, int | None] = {CHAIN: None}
+
+    async def count_unclaimed(*_args: Any, authorizers: Any, **_more: Any) -> tuple[int, int]:
+        counted.append(tuple(authorizers))
+        return 0, 0
+
+    vars(services).update(
+        _clock=moments.__next__,
+        _gas_budget=budget,
+        _rules={CHAIN: SimpleNamespace(assets=[USDC])},
+        totals=SimpleNamespace(count_unclaimed=count_unclaimed),
+    )
+    vars(services.networks).update(rules={CHAIN: RULES}, gas_price_wei=prices.get, _deployed={CHAIN})
+    counts = []
+    for price in (None, 10**9, 10**9, 10**9, 10**9):
+        prices[CHAIN] = price
+        await services.refresh()
+        counts.append(len(counted))
+    assert counts == [0, 1, 1, 1, 2]
+    assert set(counted) == {tuple(authorizer(key, restores=0) for key in KEYS)}
 
 
 async def test_a_restore_makes_new_authorizers_and_signs_for_the_old_channels() -> None:

@@ -9,9 +9,11 @@ import pytest
 from tests.cli.test_doctor import CHAIN, chain_with_fees, settling
 from tests.kit.ledger_channels import owe_on
 from tests.kit.storage_faults import FaultyLedger
+from tollway.app.channel_keys import derive_authorizers
 from tollway.cli.gas import describe_network, examine_gas
 from tollway.config.settings import Settings
 from tollway.errors import ChainUnavailable
+from tollway.identity.siwe import parse_origin
 from tollway.payments.channel_claims import find_claim_gas
 from tollway.payments.gas import CLAIM_RESERVE_FACTOR
 from tollway.storage.engine.database import SqliteDatabase
@@ -35,7 +37,12 @@ async def look(folder: Path, settings: Settings, *, owed: int | None = None) -> 
         await upgrade(database)
         faulty = FaultyLedger(database)
         await faulty.ledger.open()
-        await owe_on(faulty.ledger, owed)
+        own, another = (
+            derive_authorizers([key], origin=str(parse_origin(settings.public_url)), restores=0)[0][0].address
+            for key in (settings.secret_keys[0].get_secret_value(), b"another".ljust(32))
+        )
+        await owe_on(faulty.ledger, owed, receiver_authorizer=own)
+        await owe_on(faulty.ledger, owed, "of a key that is given up", receiver_authorizer=another)
         await faulty.close()
     chain = chain_with_fees(base_fee_wei=GWEI - 1, tip_wei=1)
     found = await examine_gas(settings, settings.networks[0], database=database, chains=chain)

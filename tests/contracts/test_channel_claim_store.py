@@ -30,6 +30,7 @@ from tests.kit.ledger_records import (
     tx_hash,
     wait_finished,
 )
+from tests.kit.metered_gateway import TOTAL_TOKENS, make_metering
 from tests.kit.storage_faults import FaultyLedger, once
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, ChainId, ListingId
@@ -44,7 +45,8 @@ from tollway.ledger.channels import (
     StoredRow,
 )
 from tollway.ledger.ledger import Claimed, NonceUnavailable
-from tollway.ledger.records import CallState, SettlementAttempt
+from tollway.ledger.records import CallState, SettlementAttempt, Usage
+from tollway.registry.metering import Measured, compute_cost, write_formulas, write_measured
 from tollway.storage.engine.database import Database
 
 ENDED_MS = NOW_MS + 1_000
@@ -355,28 +357,28 @@ async def test_the_dearest_channels_are_listed_first_with_a_voucher_that_covers_
     await open_channel(ledger, 1_000, "without a call")
     small = await buy_on(ledger, 10, "small")
     large = await buy_on(ledger, 100, "large")
-    found = await ledger.list_claimable(CHAIN, limit=5)
+    found = await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=5)
     assert [(one.channel, one.voucher, one.total) for one in found] == [
         (large, voucher_of(100), 100),
         (small, voucher_of(10), 10),
     ]
-    assert [one.channel for one in await ledger.list_claimable(CHAIN, limit=1)] == [large]
-    assert await ledger.list_claimable(ChainId(1), limit=5) == ()
+    assert [one.channel for one in await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=1)] == [large]
+    assert await ledger.list_claimable(ChainId(1), unclaimed_max=5, limit=5) == ()
 
 
 async def test_a_channel_is_listed_until_it_is_in_a_claim_and_again_for_what_it_owes_more(
     ledger: Any,
 ) -> None:
     channel = await buy_on(ledger)
-    (one,) = await ledger.list_claimable(CHAIN, limit=5)
+    (one,) = await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=5)
     assert one.since_ms == NOW_MS  # since it was opened
     claim = await add(ledger, claim_of(row_of(channel), created_ms=NOW_MS + 500))
-    assert await ledger.list_claimable(CHAIN, limit=5) == ()
+    assert await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=5) == ()
     await ledger.renew_channel(channel.key, facts_of(1_000, total_claimed=100), now_ms=ENDED_MS)
     await ledger.close_claim(claim.id, now_ms=ENDED_MS)
-    assert await ledger.list_claimable(CHAIN, limit=5) == ()
+    assert await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=5) == ()
     await buy(ledger, channel, 30)
-    (one,) = await ledger.list_claimable(CHAIN, limit=5)
+    (one,) = await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=5)
     assert (one.total, one.since_ms) == (130, NOW_MS + 500)
 
 
@@ -386,7 +388,7 @@ async def test_what_an_open_call_holds_is_not_claimed(ledger: Any, state: CallSt
     running = await open_call(ledger, channel, 50)
     if state is CallState.UNKNOWN:
         await end_call(ledger, running, state)
-    (one,) = await ledger.list_claimable(CHAIN, limit=5)
+    (one,) = await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=5)
     assert (one.total, one.voucher, one.channel.taken_units) == (100, voucher_of(100), 150)
     assert (await ledger.find_activity(channel.key)).open_units == 50
 
@@ -395,10 +397,10 @@ async def test_a_stream_is_claimed_at_its_price_and_not_at_its_maximum(ledger: A
     channel = await open_channel(ledger, 1_000)
     call = await open_call(ledger, channel, 20, price="0.00002", metering=METERING)
     await end_call(ledger, call, is_metered=True)
-    assert await ledger.list_claimable(CHAIN, limit=5) == ()
+    assert await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=5) == ()
     ledger.finish(finish_of(call, usage=usage_of(5)))  # 8 units
     await wait_finished(ledger, call.call_id)
-    (one,) = await ledger.list_claimable(CHAIN, limit=5)
+    (one,) = await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=5)
     assert (one.total, one.voucher) == (8, voucher_of(20))
 
 
@@ -485,5 +487,47 @@ async def test_a_drained_channel_takes_no_call_and_is_still_claimed_and_refunded
     await ledger.renew_channel(channel.key, facts_of(1_000, block_number=300), now_ms=NOW_MS)
     found = await reread(ledger, channel)
     assert await ledger.claim(voucher_claim(found)) == ChannelClosed(state=ChannelState.DRAINING)
-    assert [one.total for one in await ledger.list_claimable(CHAIN, limit=5)] == [100]
+    assert [one.total for one in await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=5)] == [100]
     await refund(ledger, found)
+
+
+@pytest.mark.parametrize(
+    ("actual", "others", "shown"),
+    [
+        pytest.param(2_400_000, (), 3_000_000, id="the next maximum exceeds what it may owe"),
+        pytest.param(1_900_000, (), None, id="one more call fits"),
+        pytest.param(1_900_000, (1_900_000,), 3_000_000, id="with another channel that cannot be claimed"),
+        pytest.param(1_900_000, (3_000_000,), None, id="another channel can be claimed"),
+    ],
+)
+async def test_a_payer_near_its_maximum_is_claimed_under_a_voucher_that_is_not_announced(
+    ledger: Any, actual: int, others: tuple[int, ...], shown: int | None
+) -> None:
+    """Metered calls at a maximum of 3 units of the currency; the payer may owe 5."""
+    channel = await use(ledger, "metered", actual)
+    for number, units in enumerate(others):
+        await use(ledger, f"other {number}", units)
+    found = await ledger.list_claimable(CHAIN, unclaimed_max=5, limit=5)
+    own = [one for one in found if one.channel.key == channel.key]
+    assert [(one.total, one.voucher.ceiling) for one in own] == ([] if shown is None else [(actual, shown)])
+
+
+async def test_a_claim_ahead_of_a_call_that_has_begun_is_not_stored(ledger: Any) -> None:
+    channel = await use(ledger, "metered", 2_400_000)
+    await open_call(ledger, channel, 10)
+    early = claim_of(row_of(channel, ceiling=3_000_000))
+    assert await ledger.add_claim(early, attempt_of(early)) is False
+    assert (await reread(ledger, channel)).announced == 2_400_000
+    await add(ledger, claim_of(row_of(channel, 2_400_000), name="claim_2"))
+
+
+async def use(ledger: Any, name: str, units: int) -> Channel:
+    """A channel whose one call had a maximum of 3 units of the currency, and used so much."""
+    channel = await open_channel(ledger, 10_000_000, name)
+    formulas = (make_metering(TOTAL_TOKENS, base="0", unit_price="0.1"),)
+    measured = Measured(((units // 100_000,),))
+    assert compute_cost(formulas, measured, max_units=3_000_000, decimals=6).units == units
+    call = await open_call(ledger, channel, 3_000_000, price="3", metering=write_formulas(formulas))
+    usage = Usage(actual_units=units, quantities=write_measured(measured))
+    await end_call(ledger, call, is_metered=True, usage=usage)
+    return await reread(ledger, channel)

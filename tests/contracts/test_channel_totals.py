@@ -35,7 +35,7 @@ async def test_an_empty_ledger_has_no_sums(totals: ChannelTotalsStore) -> None:
     assert await totals.list_totals() == ()
     assert await totals.list_withdrawals(limit=9) == ()
     assert await totals.find_unclaimed_since_ms() == {}
-    assert await totals.count_unclaimed(CHAIN, TOKEN, units_min=0) == (0, 0)
+    assert await totals.count_unclaimed(CHAIN, TOKEN, units_min=0, authorizers=[PROVIDER]) == (0, 0)
     assert await totals.list_claimed(CHAIN, after_key=0, limit=9) == ()
     assert await totals.find_called_ms(PROVIDER) is None
 
@@ -108,10 +108,19 @@ async def test_a_claim_counts_channels_with_its_gas_and_their_receivers(
     await owe_on(ledger, 70, "second")
     await owe_on(ledger, 70, "other receiver", receiver=OTHER)
     await owe_on(ledger, 69, "less than its gas")
-    assert await totals.count_unclaimed(CHAIN, TOKEN, units_min=70) == (3, 2)
-    assert await totals.count_unclaimed(CHAIN, TOKEN, units_min=0) == (4, 2)
-    assert await totals.count_unclaimed(CHAIN, OTHER, units_min=0) == (0, 0)
-    assert await totals.count_unclaimed(ChainId(1), TOKEN, units_min=0) == (0, 0)
+    await owe_on(ledger, 100, "of another key", receiver_authorizer=OTHER)
+
+    async def count(
+        units_min: int, *authorizers: Address, chain_id: ChainId = CHAIN, token: Address = TOKEN
+    ) -> tuple[int, int]:
+        return await totals.count_unclaimed(chain_id, token, units_min=units_min, authorizers=authorizers)
+
+    assert await count(70, PROVIDER) == (3, 2)
+    assert await count(0, PROVIDER) == (4, 2)
+    assert await count(0, PROVIDER, OTHER) == (5, 2)
+    assert await count(0) == (0, 0)
+    assert await count(0, PROVIDER, token=OTHER) == (0, 0)
+    assert await count(0, PROVIDER, chain_id=ChainId(1)) == (0, 0)
 
 
 async def test_the_claimed_sums_come_in_pages_with_the_claim_under_way(

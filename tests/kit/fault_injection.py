@@ -208,10 +208,12 @@ class PointLedger(LedgerStore):
 class PointChannels(ChannelClaimStore):
     """The newest channel of a claim names its point."""
 
-    async def list_claimable(self, chain_id: ChainId, *, limit: int) -> tuple[ClaimableChannel, ...]:
+    async def list_claimable(
+        self, chain_id: ChainId, *, unclaimed_max: int, limit: int
+    ) -> tuple[ClaimableChannel, ...]:
         if CLAIMS in os.environ and not Path(os.environ[CLAIMS]).exists():
             return ()
-        return await super().list_claimable(chain_id, limit=limit)
+        return await super().list_claimable(chain_id, unclaimed_max=unclaimed_max, limit=limit)
 
     async def add_claim(self, claim: OpenClaim, attempt: SettlementAttempt) -> bool | NonceUnavailable:
         await self._note(claim)

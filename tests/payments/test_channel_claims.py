@@ -61,7 +61,9 @@ class ClaimRows:
     is_taken: bool = False
     since_ms: int = 0
 
-    async def list_claimable(self, chain_id: ChainId, *, limit: int) -> tuple[ClaimableChannel, ...]:
+    async def list_claimable(
+        self, chain_id: ChainId, *, unclaimed_max: int, limit: int
+    ) -> tuple[ClaimableChannel, ...]:
         claimed = {row.channel_key for claim in self.claims.values() for row in claim.rows}
         return tuple(
             ClaimableChannel(
@@ -195,7 +197,7 @@ class Harness:
             start_units=0,
             balance_units=deposit,
             taken_units=owed,
-            announced=owed,
+            announced=owed + 7,
             published=0,
             spent=None,
             waiting=None,

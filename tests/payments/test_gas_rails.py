@@ -199,6 +199,7 @@ async def test_below_the_reserve_for_claims_nothing_new_is_offered_and_claims_go
         budget.reserve_claims(CHAIN, gas=gas)
         assert ("claim_reserve", CHAIN, reserve_wei) in harness.metrics
         assert budget.claim_reserve_wei(CHAIN) == reserve_wei
+        assert [key.floor_wei for key in budget.list_keys()] == [reserve_wei]
         assert not harness.is_offered()
         assert budget.choose_sequence(CHAIN) is None
         assert budget.choose_sequence(CHAIN, is_claimed=True) is not None

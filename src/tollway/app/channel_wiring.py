@@ -60,6 +60,7 @@ class ChannelServices:
         self._limits = limits
         self._clock = time.monotonic
         self._next_claims_s = 0.0
+        self._next_count_s: dict[ChainId, float] = {}
         self.networks = ChannelNetworks(
             chains,
             parts.rules,
@@ -118,16 +119,25 @@ class ChannelServices:
             derived = derive_authorizers(self._keys, origin=self._origin, restores=restores)
             self.networks.authorizers = tuple(signer.address for signer in derived[0])
             self._claims.set_signers([signer for signers in derived for signer in signers])
-            self._restores = restores
+            self._restores, self._next_count_s = restores, {}
         await self.networks.refresh()
         for chain_id, rules in self.networks.rules.items():
-            gas = await count_claim_gas(
-                self.totals,
-                rules,
-                assets=self._rules[chain_id].assets,
-                gas_price_wei=self.networks.gas_price_wei(chain_id) or 0,
-            )
-            self._gas_budget.reserve_claims(chain_id, gas=gas)
+            await self._reserve_gas(chain_id, rules)
+
+    async def _reserve_gas(self, chain_id: ChainId, rules: ChannelRules) -> None:
+        """Once in `channel_claim_interval_s`: the count reads every channel. The budget multiplies it by the gas price of each moment."""
+        now_s, gas_price_wei = self._clock(), self.networks.gas_price_wei(chain_id)
+        if gas_price_wei is None or now_s < self._next_count_s.get(chain_id, now_s):
+            return
+        self._next_count_s[chain_id] = now_s + self._limits.channel_claim_interval_s
+        gas = await count_claim_gas(
+            self.totals,
+            rules,
+            assets=self._rules[chain_id].assets,
+            gas_price_wei=gas_price_wei,
+            authorizers=self._claims.list_signers(),
+        )
+        self._gas_budget.reserve_claims(chain_id, gas=gas)
 
     async def run_once(self) -> None:
         """Watches in each round; claims, and refunds channels that no listing can use, once in `channel_claim_interval_s`."""
@@ -144,13 +154,21 @@ class ChannelServices:
 
 
 async def count_claim_gas(
-    totals: ChannelTotalsStore, rules: ChannelRules, *, assets: Sequence[Asset], gas_price_wei: int
+    totals: ChannelTotalsStore,
+    rules: ChannelRules,
+    *,
+    assets: Sequence[Asset],
+    gas_price_wei: int,
+    authorizers: Collection[Address],
 ) -> int:
-    """The gas of a claim of every channel of a network, and of the settles of their receivers. A channel that has less to claim than the gas of its claim is not claimed."""
+    """The gas of a claim of every channel of a network, and of the settles of their receivers. A channel that has less to claim than the gas of its claim is not claimed, nor one
+    whose authorizer this gateway does not sign for."""
     channels = receivers = 0
     for asset in filter(has_channels, assets):
         assert asset.token is not None  # `has_channels` has seen it
         units_min = rules.gas_units(asset, COST_GAS, gas_price_wei)
-        counted = await totals.count_unclaimed(rules.chain_id, asset.token, units_min=units_min)
+        counted = await totals.count_unclaimed(
+            rules.chain_id, asset.token, units_min=units_min, authorizers=authorizers
+        )
         channels, receivers = channels + counted[0], receivers + counted[1]
     return find_claim_gas(channels, receivers)

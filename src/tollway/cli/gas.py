@@ -5,11 +5,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tollway.app.channel_keys import derive_authorizers
 from tollway.app.channel_wiring import count_claim_gas
 from tollway.chain.port import SettlementChain
 from tollway.cli.operator import Operator, operator_command
 from tollway.config.networks import NetworkSettings
 from tollway.config.settings import Settings, load_settings
+from tollway.identity.siwe import parse_origin
 from tollway.ids import format_network
 from tollway.money import format_decimal
 from tollway.payments.channel_networks import make_channel_rules
@@ -19,6 +21,7 @@ from tollway.payments.gas_costs import RailCosts, find_channel_costs, find_settl
 from tollway.payments.settlement_rules import MIN_COST_FACTOR
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.migrate import explain_refusal, schema_state
+from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 from tollway.storage.ledger.channel_totals import ChannelTotalsStore
 
 
@@ -55,11 +58,17 @@ async def examine_gas(
     if settings.channels and settings.x402 and channel_rules is not None:
         found["rails"]["channel"] = _costs_json(find_channel_costs(rules, gas_price_wei))
         if explain_refusal(await schema_state(database)) is None:
+            signers = derive_authorizers(
+                [key.get_secret_value() for key in settings.secret_keys],
+                origin=str(parse_origin(settings.public_url)),
+                restores=await ChannelClaimStore(database).count_restores(),
+            )
             gas = await count_claim_gas(
                 ChannelTotalsStore(database),
                 channel_rules,
                 assets=network.rules.assets,
                 gas_price_wei=gas_price_wei,
+                authorizers=[signer.address for group in signers for signer in group],
             )
             reserve_wei = CLAIM_RESERVE_FACTOR * gas * gas_price_wei
             found["claimReserve"] = format_decimal(reserve_wei, decimals=18)

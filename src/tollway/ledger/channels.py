@@ -27,6 +27,7 @@ from typing import NamedTuple
 from tollway.chain.channel_contract import ChannelConfig
 from tollway.ids import Address, CallId, ChainId, ChannelId
 from tollway.ledger.records import CallState, ClaimState
+from tollway.money import LEDGER_DECIMALS_MAX
 
 
 class ChannelName(NamedTuple):
@@ -305,13 +306,16 @@ def store_voucher(vouchers: Vouchers, new: Voucher, *, announced: int) -> Vouche
     return Vouchers(spent=spent, waiting=waiting, candidate=new)
 
 
-def claimable_units(channel: Channel, *, open_units: int) -> tuple[int, Voucher] | None:
+def claimable_units(
+    channel: Channel, *, open_units: int, is_near_max: bool = False
+) -> tuple[int, Voucher] | None:
     """What a claim may show of the channel: the cumulative sum, and the voucher that covers it; None where there is nothing to claim. `open_units`: the
-    maxima of calls whose end is not known. A channel that takes no call any more may show a voucher that is not announced, where no other one covers the sum."""
+    maxima of calls whose end is not known. A channel that takes no call any more, or whose payer is near the maximum of what it may owe (`is_near_max`), may show a voucher that
+    is not announced, where no other one covers the sum. The claim announces it, and the difference goes to the following calls, as that of a stream does."""
     known = [one for one in (channel.spent, channel.waiting, channel.candidate) if one is not None]
     shown = [one for one in known if one.ceiling <= channel.announced]
     owed_units = channel.taken_units - open_units
-    if channel.state is not ChannelState.OPEN and channel.reserved_call is None:
+    if (channel.state is not ChannelState.OPEN or is_near_max) and channel.reserved_call is None:
         covering = sorted((one for one in known if one.ceiling >= owed_units), key=lambda one: one.ceiling)
         shown = shown if any(one in shown for one in covering) else [*shown, *covering[:1]]
     if not shown:
@@ -319,6 +323,18 @@ def claimable_units(channel: Channel, *, open_units: int) -> tuple[int, Voucher]
     voucher = max(shown, key=lambda one: one.ceiling)
     total = min(owed_units, voucher.ceiling)
     return (total, voucher) if total > channel.facts.total_claimed else None
+
+
+def is_held_up(channel: Channel, *, claimable: int, rest_nano: int, unclaimed_max: int) -> bool:
+    """Whether the payer of a metered channel stays near its maximum after each claim under an announced ceiling, so that its next call may be refused for good.
+    `claimable`: the units of such a claim of this channel; `rest_nano`: what the payer owes after those of all its channels, in 10^-9 of the currency; `unclaimed_max`:
+    in units of the currency. The newest voucher less what is claimed then is at least the last maximum, or what the channel owes."""
+    if channel.candidate is None:
+        return False
+    next_units = channel.candidate.ceiling - channel.facts.total_claimed - claimable
+    next_nano: int = next_units * 10 ** (LEDGER_DECIMALS_MAX - channel.decimals)
+    max_nano: int = unclaimed_max * 10**LEDGER_DECIMALS_MAX
+    return rest_nano + max(rest_nano, next_nano) > max_nano
 
 
 def find_cover(channel: Channel) -> Voucher | None:

@@ -670,13 +670,15 @@ class ChannelClaimLedger(Protocol):
 
     async def find_channel_by_key(self, key: int) -> Channel | None: ...
 
-    async def list_claimable(self, chain_id: ChainId, *, limit: int) -> tuple[ClaimableChannel, ...]:
-        """The channels with money to claim that are in no open claim, the dearest first."""
+    async def list_claimable(
+        self, chain_id: ChainId, *, unclaimed_max: int, limit: int
+    ) -> tuple[ClaimableChannel, ...]:
+        """The channels with money to claim that are in no open claim, the dearest first. `unclaimed_max`: what a payer may owe, in units of the currency (`is_held_up`)."""
         ...
 
     async def add_claim(self, claim: OpenClaim, attempt: SettlementAttempt) -> bool | NonceUnavailable:
         """Stores a claim and its signed transaction in one durable commit, which takes the nonce. From here on its vouchers are published, and announced. False where one of its
-        channels is in another open claim."""
+        channels is in another open claim, or has a call that has begun below an announced ceiling."""
         ...
 
     async def list_open_claims(self, chain_id: ChainId) -> tuple[OpenClaim, ...]: ...

@@ -163,7 +163,9 @@ class ChannelClaims:
                 await keep_books()
             except (ChainUnavailable, StorageUnavailable) as exc:  # it costs the round no claim
                 _log.warning("channel_claims_unseen", network=format_network(chain_id), detail=str(exc))
-        found = await self._ledger.list_claimable(chain_id, limit=CHANNELS_MAX)
+        found = await self._ledger.list_claimable(
+            chain_id, unclaimed_max=rules.unclaimed_max, limit=CHANNELS_MAX
+        )
         gas_price_wei = self._networks.gas_price_wei(chain_id)
         if not found or gas_price_wei is None:
             return
@@ -193,7 +195,10 @@ class ChannelClaims:
         cost = rules.gas_units(asset, COST_GAS, gas_price_wei)
         is_urgent = channel.state is not ChannelState.OPEN and row.units > cost
         # A payer near its maximum gets no more calls soon. A channel that does not pay for its claim waits, unless it alone holds half of the maximum.
-        is_near_max = 2 * one.payer_owes_nano >= rules.unclaimed_max * 10**LEDGER_DECIMALS_MAX
+        is_near_max = (
+            2 * one.payer_owes_nano >= rules.unclaimed_max * 10**LEDGER_DECIMALS_MAX
+            or one.voucher.ceiling > channel.announced
+        )
         is_due = (
             row.units >= max(1, COST_FACTOR * cost)
             or 2 * row.units >= rules.unclaimed_max_units(asset)
@@ -326,6 +331,9 @@ class ChannelClaims:
     def set_signers(self, signers: Sequence[ClaimSigner]) -> None:
         """`signers`: also of older keys and of before a restore, so that their channels are claimed too."""
         self._signers = {signer.address: signer for signer in signers}
+
+    def list_signers(self) -> tuple[Address, ...]:
+        return tuple(self._signers)
 
     def has_signer(self, authorizer: Address) -> bool:
         return authorizer in self._signers

@@ -367,7 +367,7 @@ class GasBudget:
                 chain_id=chain_id,
                 address=sequence.key.address,
                 balance_wei=None if account is None else account.balance_wei,
-                floor_wei=self._rules[chain_id].gas_floor_wei,
+                floor_wei=self._find_floor_wei(self._rules[chain_id]),
                 is_stuck=sequence.progress.is_stuck,
                 unmined=self._network_gas[chain_id].unmined.get(sequence.key.address),
             )

@@ -19,9 +19,11 @@ from tollway.ledger.channels import (
     UnsettledReceiver,
     Voucher,
     claimable_units,
+    is_held_up,
 )
 from tollway.ledger.ledger import NonceUnavailable
 from tollway.ledger.records import SettlementAttempt
+from tollway.money import LEDGER_DECIMALS_MAX
 from tollway.storage.engine.database import write_retried
 from tollway.storage.engine.statements import insert_for
 from tollway.storage.ledger.channel_rows import read_channels, sum_unclaimed
@@ -61,8 +63,12 @@ class ChannelClaimStore(ChannelStore):
         found = await self._database.read(lambda connection: connection.execute(query).scalar())
         return int(found or 0)
 
-    async def list_claimable(self, chain_id: ChainId, *, limit: int) -> tuple[ClaimableChannel, ...]:
-        return await self._database.read(partial(_list_claimable, chain_id=chain_id, limit=limit))
+    async def list_claimable(
+        self, chain_id: ChainId, *, unclaimed_max: int, limit: int
+    ) -> tuple[ClaimableChannel, ...]:
+        return await self._database.read(
+            partial(_list_claimable, chain_id=chain_id, unclaimed_max=unclaimed_max, limit=limit)
+        )
 
     async def add_claim(self, claim: OpenClaim, attempt: SettlementAttempt) -> bool | NonceUnavailable:
         return await write_retried(self._database, partial(_add_claim, claim=claim, attempt=attempt))
@@ -195,7 +201,9 @@ def _is_in_open_claim() -> ColumnElement[bool]:
     )
 
 
-def _list_claimable(connection: Connection, *, chain_id: ChainId, limit: int) -> tuple[ClaimableChannel, ...]:
+def _list_claimable(
+    connection: Connection, *, chain_id: ChainId, unclaimed_max: int, limit: int
+) -> tuple[ClaimableChannel, ...]:
     own, payments = channel_table.c, payment_table.c
     rows, claims = channel_claim_row_table.c, channel_claim_table.c
     unclaimed = own.start_units + payments.taken_units - own.total_claimed
@@ -216,10 +224,25 @@ def _list_claimable(connection: Connection, *, chain_id: ChainId, limit: int) ->
     channels = read_channels(connection, [row.key for row in found])
     open_units = find_returnable_units(connection, [row.payment_id for row in found])
     owed_nano = sum_unclaimed(connection, {one.config.payer for one in channels.values()})
-    claimable = []
+    announced_units, rest_nano = {}, dict(owed_nano)
     for row in found:
         channel = channels[row.key]
         shown = claimable_units(channel, open_units=open_units.get(row.payment_id, 0))
+        units = 0 if shown is None else shown[0] - channel.facts.total_claimed
+        announced_units[row.key] = units
+        rest_nano[channel.config.payer] -= units * 10 ** (LEDGER_DECIMALS_MAX - channel.decimals)
+    claimable = []
+    for row in found:
+        channel = channels[row.key]
+        is_near_max = is_held_up(
+            channel,
+            claimable=announced_units[row.key],
+            rest_nano=rest_nano[channel.config.payer],
+            unclaimed_max=unclaimed_max,
+        )
+        shown = claimable_units(
+            channel, open_units=open_units.get(row.payment_id, 0), is_near_max=is_near_max
+        )
         if shown is not None:
             total, voucher = shown
             claimable.append(
@@ -283,6 +306,8 @@ def _add_claim(
         _may_be_refunded(locked_rows.channels.find(row.channel_key), row) for row in claim.rows
     ):
         return False
+    if any(_is_ahead_of_call(locked_rows.channels.find(row.channel_key), row) for row in claim.rows):
+        return False
     signer = (attempt.sender, attempt.chain_id)
     next_nonce = lock_nonces(connection, [signer])[signer]
     if attempt.nonce != next_nonce:
@@ -321,6 +346,11 @@ def _add_claim(
         connection.execute(insert(channel_claim_row_table), stored)
     write_attempts(connection, [attempt])
     return True
+
+
+def _is_ahead_of_call(channel: Channel, row: StoredRow) -> bool:
+    """Whether a call has begun since the claim was computed, and the voucher would be announced during that call, whose charge builds on the announced sum."""
+    return channel.reserved_call is not None and row.voucher.ceiling > channel.announced
 
 
 def _may_be_refunded(channel: Channel, row: StoredRow) -> bool:

@@ -1,5 +1,6 @@
 """Sums over the channels in SQL. Each reads every channel: for figures once a minute, commands and the start of a gateway. They decide nothing."""
 
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -56,12 +57,19 @@ class ChannelTotalsStore:
             partial(_list_claimed, chain_id=chain_id, after_key=after_key, limit=limit)
         )
 
-    async def count_unclaimed(self, chain_id: ChainId, token: Address, *, units_min: int) -> tuple[int, int]:
-        """How many channels of a token have at least so much to claim, and how many receivers they have."""
+    async def count_unclaimed(
+        self, chain_id: ChainId, token: Address, *, units_min: int, authorizers: Collection[Address]
+    ) -> tuple[int, int]:
+        """How many channels of a token and these authorizers have at least so much to claim, and how many receivers they have."""
         by_receiver = (
             select(func.count(_OWN.key).label("channels"))
             .select_from(_WITH_PAYMENT)
-            .where(_OWN.chain_id == chain_id, _OWN.token == token, _unclaimed >= max(1, units_min))
+            .where(
+                _OWN.chain_id == chain_id,
+                _OWN.token == token,
+                _OWN.receiver_authorizer.in_(authorizers),
+                _unclaimed >= max(1, units_min),
+            )
             .group_by(_OWN.receiver)
             .subquery("by_receiver")
         )
