@@ -346,6 +346,15 @@ async def test_a_channel_whose_claim_fails_holds_up_no_other_one(harness: Harnes
     assert harness.steps() == {(ChannelStep.CLAIM, ChannelOutcome.REFUSED): 1}
 
 
+async def test_many_channels_whose_claims_fail_take_no_place_of_others(harness: Harness) -> None:
+    for number in range(ROWS_MAX):
+        harness.add(make_payer(2 + number), 2 * DUE, deposit=2 * DUE - 1)
+    good = make_payer(1)
+    harness.add(good, DUE, deposit=2_000_000)
+    await harness.claims.run_once()
+    assert (await harness.claimed(good), harness.paid(FIRST), harness.sent_count) == (DUE, DUE, 1)
+
+
 async def test_a_receiver_to_whom_the_token_pays_nothing_is_settled_alone_by_a_later_round(
     harness: Harness,
 ) -> None:

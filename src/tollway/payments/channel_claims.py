@@ -54,6 +54,8 @@ from tollway.payments.transactions import SentCall, is_filler, resend, sign_next
 
 ROWS_MAX = 25
 """How many channels one transaction claims: about 17,000 gas and 700 bytes each."""
+TRIED_MAX = 4 * ROWS_MAX
+"""How many channels one round simulates for a transaction: those that fail take no place of others."""
 CLAIM_GAS, ROW_GAS, SETTLE_GAS = 60_000, 45_000, 120_000
 """The gas limit of a claim: of the transaction, of each channel, and of each settle. An estimate against a node that lags would see the path without money."""
 COST_GAS = 105_000
@@ -174,7 +176,7 @@ class ChannelClaims:
             own = [row for row in rows if row.channel.config.receiver_authorizer == signer.address]
             own.sort(key=lambda row: row.units, reverse=True)
             if own:
-                await self._claim(chain_id, own[:ROWS_MAX], signer)
+                await self._claim(chain_id, own[:TRIED_MAX], signer)
 
     async def _find_settled(self, chain_id: ChainId) -> None:
         """Asks the contract which receivers have been paid all that is claimed for them, by whichever transaction. The ledger is read first: what is claimed after the answer
@@ -220,7 +222,10 @@ class ChannelClaims:
         sequence = self._gas_budget.choose_sequence(chain_id, is_claimed=True)
         if sequence is None:
             return
-        passing = [row for row in rows if await self._passes(row, signer)]
+        passing: list[_Row] = []
+        for row in rows:
+            if len(passing) < ROWS_MAX and await self._passes(row, signer):
+                passing.append(row)
         if not passing:
             return
         settled = [

@@ -78,14 +78,25 @@ class ChannelListing:
 
         await poll(is_paid, what="the claim of the channels")
 
-    async def wait_offered(self, *, is_offered: bool = True) -> None:
-        """Returns once a 402 offers a channel, or none any more."""
+    async def wait_offered(self) -> None:
+        """Returns once a 402 offers a channel."""
 
         async def is_so() -> bool:
             reply = await self.cluster.call(self.gateway, self.api_id, "/echo/offer")
-            return is_offered == ("PAYMENT-REQUIRED" in reply.headers and bool(list_offers(reply)))
+            return "PAYMENT-REQUIRED" in reply.headers and bool(list_offers(reply))
 
         await poll(is_so, what="the offers of a 402")
+
+    async def wait_without_gas(self) -> None:
+        """Returns once the gateway has seen that its key is empty: a 402 offers no single authorisation any more, and channels still."""
+        dear = await self.cluster.publish(self.gateway, self.provider, pricePerRequest="1")
+
+        async def is_so() -> bool:
+            reply = await self.cluster.call(self.gateway, dear, "/echo/offer")
+            assert list_offers(reply)
+            return list_schemes(reply) == ["batch-settlement"]
+
+        await poll(is_so, what="the offers of a 402 without gas")
 
     async def count_mined(self) -> int:
         """The mined transactions of the gateway."""
@@ -317,8 +328,16 @@ def fresh_salt() -> bytes:
 
 def list_offers(reply: Reply) -> list[Json]:
     """The channel entries of a 402."""
-    offered = json.loads(base64.b64decode(reply.headers["PAYMENT-REQUIRED"]))
-    return [one for one in offered["accepts"] if one["scheme"] == "batch-settlement"]
+    return [one for one in _read_accepts(reply) if one["scheme"] == "batch-settlement"]
+
+
+def list_schemes(reply: Reply) -> list[str]:
+    return [one["scheme"] for one in _read_accepts(reply)]
+
+
+def _read_accepts(reply: Reply) -> list[Json]:
+    accepts: list[Json] = json.loads(base64.b64decode(reply.headers["PAYMENT-REQUIRED"]))["accepts"]
+    return accepts
 
 
 def find_offer(reply: Reply) -> Json:

@@ -21,6 +21,7 @@ from tests.kit.ports import find_low_port
 from tests.kit.signed_calls import LONG_LIVED
 from tollway.client import AsyncTollwayClient, PaymentPending, Wallet
 from tollway.sandbox import completions
+from tollway.sandbox.chain import START_ETH_WEI
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,6 +29,7 @@ PRICE_UNITS = 300
 FETCH, HTTPX = "pay_channel_fetch.mjs", "pay_channel_httpx.py"
 CHANNELS = {
     **LONG_LIVED,
+    "TEST_LIMIT_GAS_REFRESH_S": "0.5",
     "TOLLWAY_CHANNELS": "true",
     "TEST_LIMIT_SWEEP_INTERVAL_S": "0.2",
     "TEST_LIMIT_CHANNEL_CLAIM_INTERVAL_S": "0.2",
@@ -63,6 +65,19 @@ class Harness:
             env["RPC_URL"] = self.cluster.driver.rpc_url
         told = await stock.run_script(script, json.dumps(plan), env=env)
         return list(told["told"])
+
+    async def wait_exact(self, *, is_offered: bool) -> None:
+        """Returns once a 402 offers single authorisations, or channels alone: the gateway looks at the balance of its gas key from time to time."""
+        dear = await self.cluster.publish(self.gateway, self.provider, pricePerRequest="1")
+        url = self.url("/quote/ETH").replace(self.api_id, dear)
+        schemes = ["exact"] * is_offered + ["batch-settlement"]
+
+        async def is_so() -> bool:
+            async with self.cluster.session.get(url) as reply:
+                offered = json.loads(base64.b64decode(reply.headers["PAYMENT-REQUIRED"]))
+            return [one["scheme"] for one in offered["accepts"]] == schemes
+
+        await poll(is_so, what="the offers of a 402")
 
     async def balance(self, wallet: Any) -> int:
         return int(
@@ -134,6 +149,24 @@ async def test_a_restart_with_the_chain_in_sight_heals_and_without_it_moves_noth
     (blind,) = await unclaimed.run(FETCH, payer, [{"url": url}], has_rpc=False)
     assert blind["status"] == 402
     assert await unclaimed.balance(payer) == left
+
+
+@pytest.mark.parametrize("script", [FETCH, HTTPX])
+async def test_an_open_channel_pays_on_while_the_gas_for_deposits_is_missing(
+    unclaimed: Harness, script: str
+) -> None:
+    payer, other = await unclaimed.cluster.wallet(), await unclaimed.cluster.wallet()
+    driver, url = unclaimed.cluster.driver, unclaimed.url("/quote/ETH")
+    told = await unclaimed.run(script, payer, [{"url": url, "times": 2}])
+    await driver.set_native_balance(unclaimed.gas.address, 0)
+    await unclaimed.wait_exact(is_offered=False)
+    told += await unclaimed.run(script, payer, [{"url": url, "times": 2}])
+    (refused,) = await unclaimed.run(script, other, [{"url": url}])
+    await driver.set_native_balance(unclaimed.gas.address, START_ETH_WEI)
+    await unclaimed.wait_exact(is_offered=True)
+    assert [one["status"] for one in told] == [200] * 4
+    assert told[-1]["receipt"]["extra"]["channelState"]["chargedCumulativeAmount"] == str(4 * PRICE_UNITS)
+    assert (refused["status"], json.loads(refused["body"])["reason"]) == (503, "gas")
 
 
 async def test_a_lost_response_stays_charged_and_heals(unclaimed: Harness) -> None:

@@ -278,7 +278,7 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             _SAME_PROOF,
         ),
         Code.CHANNEL_BUSY: _problem_page(
-            "The payment channel takes no call now: another call has it, a withdrawal has begun, or its payer owes the maximum until the next claim (`reason`).",
+            "The payment channel takes no call now: another call has it, a withdrawal has begun, its payer owes the maximum until the next claim, or a deposit has no gas (`reason`).",
             "After Retry-After, send the same request with the same voucher. For calls at once, open several channels. Do not pay a second time.",
         ),
         Code.UPSTREAM_TIMEOUT: _problem_page(
