@@ -60,6 +60,7 @@ class ChannelListing:
     gateway: Any
     provider: Any
     api_id: str
+    dear_id: str
     gas: Any
     line: NodeProxy
     authorizer: Address
@@ -78,25 +79,15 @@ class ChannelListing:
 
         await poll(is_paid, what="the claim of the channels")
 
-    async def wait_offered(self) -> None:
-        """Returns once a 402 offers a channel."""
+    async def wait_offered(self, *schemes: str) -> None:
+        """Returns once a 402 of a dear call offers these; by default all, so that a deposit is taken too. Without gas it offers channels alone."""
 
         async def is_so() -> bool:
-            reply = await self.cluster.call(self.gateway, self.api_id, "/echo/offer")
-            return "PAYMENT-REQUIRED" in reply.headers and bool(list_offers(reply))
+            reply = await self.cluster.call(self.gateway, self.dear_id, "/echo/offer")
+            offered = read_accepts(reply) if "PAYMENT-REQUIRED" in reply.headers else []
+            return [one["scheme"] for one in offered] == [*(schemes or ("exact", "batch-settlement"))]
 
         await poll(is_so, what="the offers of a 402")
-
-    async def wait_without_gas(self) -> None:
-        """Returns once the gateway has seen that its key is empty: a 402 offers no single authorisation any more, and channels still."""
-        dear = await self.cluster.publish(self.gateway, self.provider, pricePerRequest="1")
-
-        async def is_so() -> bool:
-            reply = await self.cluster.call(self.gateway, dear, "/echo/offer")
-            assert list_offers(reply)
-            return list_schemes(reply) == ["batch-settlement"]
-
-        await poll(is_so, what="the offers of a 402 without gas")
 
     async def count_mined(self) -> int:
         """The mined transactions of the gateway."""
@@ -328,14 +319,10 @@ def fresh_salt() -> bytes:
 
 def list_offers(reply: Reply) -> list[Json]:
     """The channel entries of a 402."""
-    return [one for one in _read_accepts(reply) if one["scheme"] == "batch-settlement"]
+    return [one for one in read_accepts(reply) if one["scheme"] == "batch-settlement"]
 
 
-def list_schemes(reply: Reply) -> list[str]:
-    return [one["scheme"] for one in _read_accepts(reply)]
-
-
-def _read_accepts(reply: Reply) -> list[Json]:
+def read_accepts(reply: Reply) -> list[Json]:
     accepts: list[Json] = json.loads(base64.b64decode(reply.headers["PAYMENT-REQUIRED"]))["accepts"]
     return accepts
 
@@ -358,12 +345,14 @@ async def open_channel_listing(cluster: Any, **settings: str) -> AsyncIterator[C
         async with cluster.gateway(settings={**SETTINGS, **env, **settings}) as gateway:
             provider = await cluster.wallet()
             api_id = await cluster.publish(gateway, provider, pricePerRequest="0.0003")
+            dear_id = await cluster.publish(gateway, provider, pricePerRequest="1")
             offer = find_offer(await cluster.call(gateway, api_id, "/echo/offer"))
             yield ChannelListing(
                 cluster=cluster,
                 gateway=gateway,
                 provider=provider,
                 api_id=api_id,
+                dear_id=dear_id,
                 gas=gas,
                 line=line,
                 authorizer=Address.parse(offer["extra"]["receiverAuthorizer"]),

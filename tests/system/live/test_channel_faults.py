@@ -274,7 +274,7 @@ async def test_one_bad_channel_among_thirty_takes_no_other_with_it(claiming: Cha
             calldata = own.encode_deposit(2 * PRICE)
             await driver.send(key=own.wallet.key, to=SETTLEMENT_CONTRACT, payload=calldata)
     await driver.set_native_balance(claiming.gas.address, 0)
-    await claiming.wait_without_gas()
+    await claiming.wait_offered("batch-settlement")
     replies = await asyncio.gather(*(own.spend(PRICE) for own in (bad, *good)))
     replies.append(await bad.spend(2 * PRICE))  # the dearest channel comes first
     assert [reply.status for reply in replies] == [200] * 31
