@@ -410,6 +410,17 @@ def test_a_draining_channel_waits_for_nothing(caller, gateway):
     assert caller.channel.is_certain
 
 
+def test_a_deposit_without_gas_waits_for_nothing_and_is_sent_again_by_the_next_call(caller, gateway):
+    closed = {"members": {"reason": "gas"}, "headers": {"retry-after": "60"}}
+    gateway.faults = [lambda _request: gateway.refuse(503, "channel_busy", **closed)]
+    with pytest.raises(PaymentRefused, match="Pay by another rail"):
+        caller.call("/0")
+    assert caller.call("/1").status_code == 200
+    first, second = (payment.request for payment in gateway.shown)
+    assert first == second
+    check_agreement(caller)
+
+
 # ---- A gateway that lies.
 
 

@@ -87,7 +87,7 @@ from tollway.payments.channels import SETTLEMENT_CONTRACT, ChannelConfig
 REPEAT_VOUCHER_CODES = REPEAT_AUTHORIZATION_CODES | {Code.CHANNEL_BUSY.value}
 """Codes without a decision: the client sends the same voucher again after `Retry-After`, and never another."""
 
-WITHDRAWAL_PENDING, CHANNEL_DRAINING = "withdrawal_pending", "channel_draining"
+WITHDRAWAL_PENDING, CHANNEL_DRAINING, NO_GAS = "withdrawal_pending", "channel_draining", "gas"
 """Reasons of a busy channel that no wait of a call outlasts: another rail has to pay."""
 
 CHEAPER_AFTER_CALLS = 10
@@ -351,7 +351,7 @@ async def _send(io: CallIo, submission: _VoucherSubmission, patience: Patience) 
 def _is_closed(response: GatewayResponse) -> bool:
     reason = (response.problem or {}).get("reason")
     is_busy = response.code == Code.CHANNEL_BUSY.value
-    return is_busy and reason in (WITHDRAWAL_PENDING, CHANNEL_DRAINING)
+    return is_busy and reason in (WITHDRAWAL_PENDING, CHANNEL_DRAINING, NO_GAS)
 
 
 async def _end_without_response(
