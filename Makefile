@@ -13,7 +13,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP_LOCKED := $(PIP_INSTALL) --require-hashes --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo quick test test-all durations long torture attack mutants guards check deploy-tools alerts docs image image-test units-test release release-test audit sbom wheel package format schema bench bench-pages screenshots scale lock clean
+.PHONY: help install demo quick test test-all durations long torture soak attack mutants guards check deploy-tools alerts docs image image-test units-test release release-test audit sbom wheel package format schema bench bench-pages screenshots scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -100,6 +100,9 @@ long: torture attack guards mutants bench   ## what is run by hand before a tag:
 torture: install ## the worst days, long form, less than ten minutes on two quiet cores (options: TORTURE_SEED=7 ARGS="-k kill")
 	TORTURE=long $(PYTEST) -n $(WORKERS) --timeout=1200 tests/long/torture \
 		tests/contracts/test_finality_load.py $(ARGS)
+
+soak: install    ## an hour of paid calls on each database, with restarts, outages, backups, a new key and an upgrade (options: ARGS="--seconds 300 --database postgresql --seed 7")
+	@exec $(BIN)/python -m tests.long.torture.soak $(ARGS)
 
 FUZZ_SECONDS ?= 120
 attack: install  ## hostile providers, callers and text, long form, then fuzzing (options: FUZZ_SECONDS=3600 ARGS="-k framing")

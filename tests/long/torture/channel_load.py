@@ -14,7 +14,7 @@ import aiohttp
 from tests.kit.channel_calls import PRICE_UNITS, ChannelCall, ChannelShop, PaidChannel
 from tests.kit.gateway_process import GatewayProcess, poll
 from tests.kit.scripted_upstream import ScriptedUpstream
-from tests.long.torture.measures import Progress
+from tests.long.torture.measures import AT_ONCE, Pace, Progress
 
 SHAPES = ("echo", "echo", "echo", "slow", "fail")
 """How the upstream behaves: see `ScriptedUpstream`."""
@@ -64,10 +64,13 @@ class ChannelLoad:
 
     # ---- The storm.
 
-    async def call_on(self, wallet: Any, dice: random.Random, is_over: Callable[[], bool]) -> None:
+    async def call_on(
+        self, wallet: Any, dice: random.Random, is_over: Callable[[], bool], *, pace: Pace = AT_ONCE
+    ) -> None:
         """One caller, one call after the other."""
         channel = self.open_channel(wallet)
         while not is_over():
+            await pace.wait_turn()
             draw = dice.random()
             if draw < REFUND and channel.charged:
                 await self.refund(channel)
@@ -184,7 +187,8 @@ class ChannelLoad:
         balances: Counter[Any] = Counter()
         for channel in self.channels:
             balance, claimed = await channel.read_chain()
-            assert claimed == charged[str(channel.signer.channel_id)] == channel.charged, channel
+            in_ledger = charged[str(channel.signer.channel_id)]
+            assert claimed == in_ledger == channel.charged, (claimed, in_ledger, channel)
             assert claimed <= balance
             balances[channel.wallet.address] += balance
         for address, balance in balances.items():

@@ -22,7 +22,7 @@ from tests.kit.gateway_cluster import API, PRICE_UNITS, bound, plain
 from tests.kit.gateway_process import GatewayProcess, poll
 from tests.kit.scripted_upstream import ScriptedUpstream
 from tests.kit.signed_calls import balance_of
-from tests.long.torture.measures import Progress
+from tests.long.torture.measures import AT_ONCE, Pace, Progress
 from tollway.sandbox.chain import START_USDC_UNITS
 from tollway.storage.engine.database import connect_database
 from tollway.storage.ledger.ledger_tables import call_table, call_terms_table, payment_table
@@ -155,12 +155,15 @@ class KillLoad:
 
     # ---- While it blows.
 
-    async def call_on(self, kind: str, dice: random.Random, is_over: Callable[[], bool]) -> None:
+    async def call_on(
+        self, kind: str, dice: random.Random, is_over: Callable[[], bool], *, pace: Pace = AT_ONCE
+    ) -> None:
         """One caller: an errand after the other, each tried until it is told. `dice` draw the errands."""
         payer = await self.cluster.wallet()
         credit = None if kind in ("tx", "x402") else await self.pay(payer, CREDIT_CALLS)
         nonces = itertools.count()
         while not is_over():
+            await pace.wait_turn()
             tx_hash = await self.pay(payer, 1, nonce=next(nonces)) if kind == "tx" else credit
             persistent = self.make_persistent(kind, dice, payer, tx_hash)
             self.errands.append(persistent)
@@ -195,7 +198,7 @@ class KillLoad:
         return sent
 
     def make_persistent(self, kind: str, dice: random.Random, payer: Any, tx_hash: Any) -> PersistentRequest:
-        shape, number = dice.choice(SHAPES), len(self.errands)
+        shape, number = dice.choice(SHAPES), f"{len(self.errands)}-{self.api_id}"
         method = "POST" if shape in ("echo", "slow", "fail") and dice.random() < 0.5 else "GET"
         path, query = f"/{shape}/{kind}/{number}", f"?s={dice.uniform(0.0, 0.4):.3f}"
         body = secrets.token_bytes(64) if method == "POST" else None
@@ -420,7 +423,9 @@ class KillLoad:
     async def check_chain(self) -> int:
         """Every coin that moved to the provider by an authorisation stands in the books, and no other does."""
         columns = payment_table.c
-        query = select(columns.value_units).where(columns.is_authorized, ~columns.is_escrow)
+        query = select(columns.value_units).where(
+            columns.payee == bytes(self.provider.address), columns.is_authorized, ~columns.is_escrow
+        )
         async with self._open_ledger() as database:
             settled = sum(await database.read(lambda connection: connection.execute(query).scalars().all()))
         earned = await balance_of(self.cluster, self.provider.address) - START_USDC_UNITS
