@@ -43,7 +43,7 @@ from tollway.registry.listing import Listing, RevisionCache, payable_assets
 from tollway.registry.metering import OfferedPrice
 from tollway.web.api.context import WebContext
 from tollway.web.api.listing_edits import find_public_listing
-from tollway.web.api.listing_json import IsOffered, etag_of, etag_response, render_json
+from tollway.web.api.listing_json import IsOffered, etag_of, etag_response, render_json, write_in_slices
 from tollway.web.api.ownership_routes import find_other_owner
 from tollway.web.http.problems import refuse_fields
 from tollway.web.http.query import QueryModel, format_time, parsed, read_query, whole_number
@@ -139,7 +139,7 @@ def bazaar_router(context: WebContext) -> Router:
         query = read_query(ResourceParameters, request.scope["query_string"])
         wanted, limit, offset = query.to_filter(), query.limit, query.offset
         page = await _find_page(context, wanted, ListingQuery(limit=limit, skip=offset))
-        records = _records(context, wanted, page)
+        records = await _write_records(context, wanted, page)
         return JSONResponse(resources_json(records, limit=limit, offset=offset, total=page.total))
 
     async def search(request: Request) -> JSONResponse:
@@ -150,7 +150,7 @@ def bazaar_router(context: WebContext) -> Router:
         has_more = page.total > start + limit or (page.is_lower_bound and len(page.found) == limit)
         is_cut = has_more and start + limit > OFFSET_MAX
         cursor = str(start + limit) if has_more and not is_cut else None
-        records = _records(context, wanted, page)
+        records = await _write_records(context, wanted, page)
         return JSONResponse(search_json(records, limit=limit, cursor=cursor, is_partial=is_cut))
 
     return Router(
@@ -203,8 +203,12 @@ def _is_wanted(network_currency: NetworkCurrency, wanted: ResourceFilter) -> boo
     return wanted.network in (None, format_network(network_currency.chain_id))
 
 
-def _records(context: WebContext, wanted: ResourceFilter, page: ListingPage) -> list[dict[str, Any]]:
-    records = (describe_for_bazaar(context, found.listing, wanted) for found in page.found)
+async def _write_records(
+    context: WebContext, wanted: ResourceFilter, page: ListingPage
+) -> list[dict[str, Any]]:
+    records = await write_in_slices(
+        page.found, lambda found: describe_for_bazaar(context, found.listing, wanted)
+    )
     return [record for record in records if record is not None and wanted.has_extension(record)]
 
 

@@ -146,15 +146,15 @@ class ListingRoutes:
         page = await self._context.catalog.search(query)
         given = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True)
         link = page_links(f"{self._context.encoder.public_url}/api/v2/apis", given, page, query)
-        return json_response(page_json(self._context.encoder, page, query), headers={"Link": link})
+        content = await page_json(self._context.encoder, page, query)
+        return json_response(content, headers={"Link": link})
 
     async def _list_suspended(self, request: Request) -> Response:
         """The listings of this wallet that the operator has suspended. A search leaves them out, and no other wallet reads them."""
         own = (await self._context.authenticate(request)).address
         found = await self._context.catalog.list_own(own, limit=LIMIT_MAX, offset=0, only_suspended=True)
         query, page = ListingQuery(limit=LIMIT_MAX), ListingPage(found=found, total=len(found))
-        content = page_json(self._context.encoder, page, query)
-        return json_response(content)
+        return json_response(await page_json(self._context.encoder, page, query))
 
     async def show_listing(self, request: Request) -> Response:
         listing_id = ListingId(request.path_params["apiId"])

@@ -30,8 +30,9 @@ from tollway.web.http.problems import ChallengeHeaders, ErrorBoundary, RendersPr
 
 GATEWAY_PREFIX = b"/api/v2/gateway/"
 
-CATALOG_READS_AT_ONCE = 8
-"""Lists and documents of listings, and pages, that are built at once. Further reads wait in order of arrival, and paid calls do not wait behind them."""
+CATALOG_READS_AT_ONCE = 2
+"""Lists and documents of listings, and pages, that are built at once, as many as reads of books (`BOOK_READS_AT_ONCE`): one more takes as much of the event
+loop and of the interpreter as a paid call gets. Further reads wait in order of arrival, and paid calls do not wait behind them."""
 
 
 def build_app(
