@@ -290,6 +290,40 @@ async def test_what_comes_back_after_a_new_binding_changes_nothing(ledger: Any) 
     assert await spent(ledger) == (0, 0, 0, 0)
 
 
+async def test_a_policy_in_another_currency_begins_to_count_at_zero(ledger: Any) -> None:
+    """And what comes back of the calls in the first currency does not lower what the second one counts."""
+    payment = await pay(ledger, 100)
+    await bind(ledger, policy_of(maxTotal="0.00001"))
+    await ledger.claim(first := claim_on(payment, 8))
+    await store(ledger, policy_of(maxTotal="0.000003", currency="EURC", nonce=2))
+    assert await spent(ledger) == (0, 0, 0, 0)
+    refused = await ledger.claim(claim_on(payment, 1))
+    assert refused == BudgetExceeded(reason="other_currency", currency="EURC")
+    assert isinstance(await ledger.claim(claim_on(payment, 2, currency="EURC")), Claimed)
+    await ledger.close(close_of(first, CallState.RELEASED))
+    assert await spent(ledger) == (2, 2, 2, 2)
+    assert isinstance(await ledger.claim(claim_on(payment, 2, currency="EURC")), BudgetExceeded)
+    # Also where the policy was revoked in between, and when the first currency returns.
+    await ledger.revoke_policy(OWNER, PAYER, nonce=3, is_unbinding=False, now_ms=NOW_MS)
+    await store(ledger, policy_of(maxTotal="1", currency="EURC", nonce=4))
+    assert await spent(ledger) == (2, 2, 2, 2)
+    await ledger.revoke_policy(OWNER, PAYER, nonce=5, is_unbinding=False, now_ms=NOW_MS)
+    await store(ledger, policy_of(maxTotal="1", nonce=6))
+    assert await spent(ledger) == (0, 0, 0, 0)
+
+
+async def test_counters_that_begin_again_by_a_slow_clock_give_nothing_back(ledger: Any) -> None:
+    """The acceptance has the time of its gateway; the claim before it had that of the database."""
+    payment = await pay(ledger, 100)
+    await bind(ledger, policy_of(maxTotal="1"))
+    await ledger.claim(old := claim_on(payment, 8))
+    await ledger.revoke_policy(OWNER, PAYER, nonce=2, is_unbinding=True, now_ms=NOW_MS)
+    await bind(ledger, policy_of(maxTotal="1", owner=OTHER_OWNER), NOW_MS - HOUR_MS)
+    await ledger.claim(claim_on(payment, 3))
+    await ledger.close(close_of(old, CallState.RELEASED))
+    assert await spent(ledger) == (3, 3, 3, 3)
+
+
 async def test_nonces_rise_and_the_same_policy_again_changes_nothing(ledger: Any) -> None:
     policy = policy_of(maxTotal="1", nonce=5)
     stored = await store(ledger, policy)

@@ -43,7 +43,7 @@ IN_SQL = pytest.mark.parametrize(
 """The model in memory has nothing for an operator."""
 KEY = b"\x01" * 32
 LEASE_MS = 30_000
-OLD = GatewayBuild(name="gw-1:8402", version="1.0", schema="0036_baseline")
+OLD = GatewayBuild(name="gw-1:8402", version="1.0", schema="0037_baseline")
 NEW = GatewayBuild(name="gw-1:8402", version="1.1", schema="0032_more")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.budgets import bind, policy_of, store
+from tests.kit.budgets import LedgerBindings, bind, policy_of, store
 from tests.kit.channel_sales import ChannelCaller, ChannelSales
 from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer, has_terms
@@ -19,7 +19,7 @@ from tollway.spending_policy import SpendingPolicy
 @pytest.fixture
 async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway() as made:
-        made.access.find_binding = made.ledger.find_binding
+        made.access.bindings = LedgerBindings(made.ledger)
         yield made
 
 
@@ -28,7 +28,7 @@ async def channel() -> AsyncIterator[ChannelCaller]:
     """With a deposit of 1 USDC, at a gateway that sells calls for 0.01; one call is charged."""
     async with open_gateway(kind=ChannelSales, settle_wait_s=0.2) as made:
         assert isinstance(made, ChannelSales)
-        made.access.find_binding = made.ledger.find_binding
+        made.access.bindings = LedgerBindings(made.ledger)
         await made.channel_networks.refresh()
         await made.publish()
         caller = ChannelCaller.funded(made, 10**8)
@@ -104,6 +104,8 @@ async def test_an_authorization_beyond_the_budget_is_refused_before_the_chain_is
     assert (answer.problem["paymentState"], answer.problem["limit"]) == ("none", "maxTotal")
     assert not has_terms(answer)
     assert gateway.chain.requests.total() == before
+    assert isinstance(gateway.access.bindings, LedgerBindings)
+    assert [one.limit for one in gateway.access.bindings.announced] == ["maxTotal"]
 
 
 async def revoke_all(channel: ChannelCaller) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from tests.kit.ledger_records import NOW_MS, PAYER
 from tollway.ids import Address
 from tollway.ledger.budgets import Budget
+from tollway.ledger.ledger import BudgetExceeded
 from tollway.spending_policy import LIMITS, SpendingPolicy
 
 OWNER = Address(b"\xa1" * 20)
@@ -29,6 +30,21 @@ def policy_of(**members: Any) -> SpendingPolicy:
         "nonce": 1,
     }
     return SpendingPolicy(**{**defaults, **members})
+
+
+class LedgerBindings:
+    """The bindings of a ledger, and the refusals that a gateway announced before a claim."""
+
+    def __init__(self, ledger: Any) -> None:
+        self._ledger = ledger
+        self.announced: list[BudgetExceeded] = []
+
+    async def find_known_binding(self, agent: Address) -> Budget | None:
+        found: Budget | None = await self._ledger.find_binding(agent)
+        return found
+
+    async def announce_refusal(self, budget: Budget, refused: BudgetExceeded, *, now_ms: int) -> None:
+        self.announced.append(refused)
 
 
 async def store(ledger: Any, policy: SpendingPolicy, now_ms: int = NOW_MS, pending_max: int = 100) -> Any:

@@ -51,7 +51,7 @@ class SqlLedger(LedgerStore):
             GasStore(database),
             ChannelClaimStore(database, limits=limits),
             RefundStore(database, limits=limits, events=events),
-            BudgetStore(database),
+            BudgetStore(database, events=events),
         )
 
     def __getattr__(self, name: str) -> Any:

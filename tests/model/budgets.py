@@ -51,38 +51,47 @@ class MemoryBudgets:
         self, policy: SpendingPolicy, signature: str, *, pending_max: int, now_ms: int
     ) -> Budget | NonceTooLow | TooManyPending | BoundToAnother:
         key = policy.owner, policy.agent
-        known = self._rows.budgets.get(key)
+        known = await self.find_budget(*key)
         after = replace_policy(known, policy, signature, now_ms=now_ms)
         if not isinstance(after, Budget) or after is known:
             return after
         others = [
-            one for one in self._rows.budgets.values() if one.owner == policy.owner and one is not known
+            one
+            for one in self._rows.budgets.values()
+            if one.owner == policy.owner and one.agent != policy.agent
         ]
         pending = sum(one.bound_ms is None and one.policy is not None for one in others)
         is_new = known is None or known.policy is None
         if after.bound_ms is None and is_new and pending >= pending_max:
             return TooManyPending()
+        if known is not None and after.since_ms != known.since_ms:
+            self._forget_calls(policy.agent)
         self._rows.budgets[key] = after
         return self._count(after)
 
     async def accept_owner(
         self, agent: Address, owner: Address, *, nonce: int, now_ms: int
     ) -> Budget | NoBudget | BoundToAnother | NonceTooLow:
-        known = self._rows.budgets.get((owner, agent))
-        after = bind_wallet(known, self._bound_to(agent), nonce=nonce, now_ms=now_ms)
+        known = await self.find_budget(owner, agent)
+        last_ms = max((one.last_ms for one in self._rows.budgets.values() if one.agent == agent), default=0)
+        after = bind_wallet(known, self._bound_to(agent), last_ms=last_ms, nonce=nonce, now_ms=now_ms)
         if isinstance(after, Budget):
             if after is not known:
-                for call in self._rows.calls.values():
-                    if call.claim.payer == agent:
-                        call.budget_ms = None
+                self._forget_calls(agent)
             self._rows.budgets[owner, agent] = after
             return self._count(after)
         return after
 
+    def _forget_calls(self, agent: Address) -> None:
+        """No call of before counts."""
+        for call in self._rows.calls.values():
+            if call.claim.payer == agent:
+                call.budget_ms = None
+
     async def revoke_policy(
         self, owner: Address, agent: Address, *, nonce: int, is_unbinding: bool, now_ms: int
     ) -> Budget | NoBudget | NonceTooLow:
-        known = self._rows.budgets.get((owner, agent))
+        known = await self.find_budget(owner, agent)
         after = revoke(known, nonce=nonce, is_unbinding=is_unbinding, now_ms=now_ms)
         if isinstance(after, Budget):
             self._rows.budgets[owner, agent] = after
@@ -119,7 +128,7 @@ class MemoryBudgets:
         ]
         if not calls:
             return budget
-        last_ms = max(at_ms for at_ms, _ in calls)
+        last_ms = max(budget.last_ms, *(at_ms for at_ms, _ in calls))
         starts = (floor_to(HOUR_MS, last_ms), floor_to(DAY_MS, last_ms), month_start_ms(last_ms))
         hour, day, month = (
             SpendingWindow(
@@ -128,7 +137,7 @@ class MemoryBudgets:
             for start_ms in starts
         )
         total_nano = sum(nano for _, nano in calls)
-        return replace(budget, hour=hour, day=day, month=month, total_nano=total_nano)
+        return replace(budget, last_ms=last_ms, hour=hour, day=day, month=month, total_nano=total_nano)
 
 
 def _nano_of(call: MemoryCall) -> int:

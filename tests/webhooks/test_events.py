@@ -5,13 +5,17 @@ from typing import Any
 
 import pytest
 
+from tests.kit.budgets import OWNER, policy_of
 from tests.kit.history_rows import CALL, PAYMENT
-from tests.kit.ledger_records import PAYEE, PAYER, PROVIDER, USDC, tx_hash
+from tests.kit.ledger_records import NOW_MS, PAYEE, PAYER, PROVIDER, USDC, tx_hash
 from tests.kit.webhooks import find_asset
 from tollway.ids import CallId, ChainId, ListingId
+from tollway.ledger.budgets import Budget, replace_policy
 from tollway.ledger.records import CallRecord, CallState, Payment
 from tollway.webhooks.events import (
     EventType,
+    budget_data,
+    budget_subject,
     call_data,
     call_event_of,
     gap_data,
@@ -129,3 +133,22 @@ def test_the_data_of_a_listing_and_of_a_gap() -> None:
     data = listing_data("api_1", "Quotes", PROVIDER, state="down")
     assert data == {"apiId": "api_1", "apiName": "Quotes", "provider": str(PROVIDER), "state": "down"}
     assert gap_data(from_at="a", to_at="b") == {"from": "a", "to": "b"}
+
+
+@pytest.mark.parametrize(
+    ("state", "until_ms", "shown"),
+    [
+        ("maxPerDay", NOW_MS, {"reason": "limit", "limit": "maxPerDay", "resetsAt": str(NOW_MS)}),
+        ("maxTotal", None, {"reason": "limit", "limit": "maxTotal", "resetsAt": None}),
+        ("no_policy_in_force", 0, {"reason": "no_policy_in_force", "limit": None, "resetsAt": "0"}),
+    ],
+)
+def test_the_data_of_a_budget_is_what_refused(
+    state: str, until_ms: int | None, shown: dict[str, Any]
+) -> None:
+    budget = replace_policy(None, policy_of(maxTotal="1", nonce=7), "0x", now_ms=NOW_MS)
+    assert isinstance(budget, Budget)
+    subject = budget_subject(budget, until_ms=until_ms)
+    assert len(subject) <= 160
+    data = budget_data(subject, state=state, format_time=str)
+    assert data == {"owner": str(OWNER), "agent": str(PAYER), "nonce": 7, **shown}

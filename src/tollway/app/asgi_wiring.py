@@ -391,7 +391,7 @@ class AsgiBuilder:
             limits=self._limits,
             find_block=parts.moderation.find_block,
             now_ms=now_ms,
-            find_binding=parts.budgets.find_known_binding,
+            bindings=parts.budgets,
         )
 
     def _find_verification(self) -> Callable[[ListingId], Awaitable[bool]] | None:

@@ -245,7 +245,7 @@ class GatewayParts:
         self.sessions = SqlSessions(self.database)
         self.viewers = SqlViewers(self.database)
         self.free_calls = SqlFreeCalls(self.database)
-        self.budgets = BudgetStore(self.database)
+        self.budgets = BudgetStore(self.database, events=self.events)
         self.moderation = ModerationStore(self.database)
         self.audit_log = AuditLogStore(self.database)
         self.fleet_figures = FleetFiguresStore(

@@ -4,9 +4,9 @@
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from tollway.errors import Code, Problem, TollwayError, describe_rate
 from tollway.gateway.call_rates import CallRateLimits
@@ -16,6 +16,7 @@ from tollway.gateway.phase_timer import PhaseTimer
 from tollway.gateway.problems import PRICE_MAX_HEADER, check_price_max, exceed_budget, explain_block
 from tollway.ids import Address
 from tollway.ledger.budgets import Budget, name_targets, refuse_spending
+from tollway.ledger.ledger import BudgetExceeded
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.lookup_quota import AuthorizationLookup
@@ -28,11 +29,12 @@ _UNRESOLVED = frozenset({Code.CHAIN_UNAVAILABLE, Code.STORAGE_UNAVAILABLE})
 """Not the fault of the caller: its look-up counts for a shorter time."""
 
 
-FindBinding = Callable[[Address], Awaitable[Budget | None]]
+class Bindings(Protocol):
+    """The budgets of the wallets that have an owner."""
 
+    async def find_known_binding(self, agent: Address) -> Budget | None: ...
 
-async def find_no_binding(wallet: Address) -> None:
-    """No wallet has an owner."""
+    async def announce_refusal(self, budget: Budget, refused: BudgetExceeded, *, now_ms: int) -> None: ...
 
 
 class AccessControl:
@@ -45,11 +47,11 @@ class AccessControl:
         limits: Limits,
         find_block: Callable[[Address], BlockedWallet | None],
         now_ms: Callable[[], int],
-        find_binding: FindBinding = find_no_binding,
+        bindings: Bindings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`find_binding`: the budget of a wallet that has an owner. `clock`: monotonic seconds, for the phases of a call."""
-        self.find_binding = find_binding
+        """`bindings`: None where no wallet has an owner. `clock`: monotonic seconds, for the phases of a call."""
+        self.bindings = bindings
         self.now_ms = now_ms
         self.call_limits = call_limits
         self.failures = FailureBudget(limits=limits, rate_limiter=call_limits.rate_limiter, now_ms=now_ms)
@@ -179,8 +181,9 @@ class ActiveCall(PhaseTimer):
 
     async def check_budget(self, payer: Address, *, currency: str, cost_nano: int) -> Problem | None:
         """Checks whether the policy of the wallet's owner covers this cost now, before the chain is read for the payment. Counts nothing: the claim decides."""
-        budget = await self._access.find_binding(payer)
-        if budget is None:
+        bindings = self._access.bindings
+        budget = None if bindings is None else await bindings.find_known_binding(payer)
+        if bindings is None or budget is None:
             return None
         listing, now_ms = self._listing, self._access.now_ms()
         refused = refuse_spending(
@@ -190,7 +193,10 @@ class ActiveCall(PhaseTimer):
             targets=name_targets(listing.id, listing.provider, listing.tags),
             now_ms=now_ms,
         )
-        return None if refused is None else exceed_budget(refused, payment_state="none")
+        if refused is None:
+            return None
+        await bindings.announce_refusal(budget, refused, now_ms=now_ms)
+        return exceed_budget(refused, payment_state="none")
 
     async def check_free_rate(self) -> Problem | None:
         """Checks whether this client address may make one more free call to the listing: a metered call can cost nothing. Counts nothing."""

@@ -4,7 +4,8 @@ A *budget* is the row of an owner and an agent. While the agent has accepted the
 that row, and without a policy in force the wallet buys nothing. A wallet has at most one budget that is bound.
 
 Costs and limits are compared in 10^-9 of the policy's currency: a limit is rounded down, a cost up. A call counts what its claim takes, in the UTC hour, day and
-calendar month of the claim, and in the total since the wallet was bound. What a call gives back leaves the total, and each window that has not ended.
+calendar month of the claim, and in the total since the wallet was bound. What a call gives back leaves the total, and each window that has not ended. A policy in another
+currency begins to count at zero.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +34,9 @@ PolicyState = Literal["pending", "in_force", "not_yet", "expired", "revoked"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """The row of an owner and an agent. `network`: of the owner, as the policy names it. `nonce`: the highest of its policies and revocations, `accepted_nonce`: that of its acceptances. `policy`: None once it is revoked.
-    `bound_ms`: since when the agent's calls count here; None before the acceptance, and once the wallet is unbound. `stored_ms`: when the policy was stored."""
+    `bound_ms`: None before the acceptance, and once the wallet is unbound. `stored_ms`: when the policy was stored. `currency`: of the counters, that of the last policy.
+    `since_ms`: the counters count the calls from then on; `last_ms`: the moment of the newest call that was ever counted, before every `since_ms` after it. `reached`: what
+    has refused a call under this nonce (`reached_key`)."""
 
     owner: Address
     agent: Address
@@ -42,12 +45,16 @@ class Budget:
     policy: SpendingPolicy | None
     signature: str | None
     stored_ms: int
+    currency: str
     accepted_nonce: int | None = None
     bound_ms: int | None = None
+    since_ms: int = 0
+    last_ms: int = 0
     hour: SpendingWindow = SpendingWindow(start_ms=0, spent_nano=0)
     day: SpendingWindow = SpendingWindow(start_ms=0, spent_nano=0)
     month: SpendingWindow = SpendingWindow(start_ms=0, spent_nano=0)
     total_nano: int = 0
+    reached: tuple[str, ...] = ()
 
     def state_at(self, now_ms: int) -> PolicyState:
         policy = self.policy
@@ -71,6 +78,22 @@ class Budget:
             for window, start_ms in windows
         )
         return replace(self, hour=hour, day=day, month=month)
+
+    def counts_at(self, now_ms: int) -> int:
+        """The moment by which a claim counts: the latest of the clocks that the budget has seen, so that what comes back finds the windows of its claim."""
+        return max(now_ms, self.since_ms, self.last_ms)
+
+    def begin_at(self, now_ms: int, *, last_ms: int) -> "Budget":
+        """The budget with counters of zero, in which no earlier call counts. `last_ms`: of the newest call of the agent that was counted anywhere."""
+        nothing = SpendingWindow(start_ms=0, spent_nano=0)
+        since_ms = max(now_ms, last_ms + 1)
+        return replace(self, since_ms=since_ms, hour=nothing, day=nothing, month=nothing, total_nano=0)
+
+    def reach(self, key: str) -> "Budget":
+        """The budget after a refusal that was announced. Of one limit the newest window stays."""
+        kind = key.partition("@")[0]
+        others = (one for one in self.reached if one.partition("@")[0] != kind)
+        return replace(self, reached=tuple(sorted((*others, key))))
 
     def spend(self, cost_nano: int) -> "Budget":
         """The budget after a claim; its windows are those of the claim."""
@@ -140,6 +163,11 @@ def refuse_spending(
     return None
 
 
+def reached_key(refused: BudgetExceeded) -> str:
+    """What refused a call, and until when: a loop of refused calls has one key for each limit and window."""
+    return f"{refused.limit or refused.reason}@{refused.until_ms or 0}"
+
+
 def name_targets(listing_id: ListingId, provider: Address, tags: Iterable[str]) -> frozenset[str]:
     """What `allow` and `deny` of a policy may call a listing."""
     return frozenset({f"api:{listing_id}", f"provider:{provider}", *(f"tag:{tag}" for tag in tags)})
@@ -157,45 +185,55 @@ class BatchSpending:
     """The budgets of one batch of claims, as they are after the claims before."""
 
     def __init__(self, budgets: Sequence[Budget], *, now_ms: int) -> None:
-        """`budgets`: those that are bound, locked. `now_ms`: of the shared clock. No call counts before its wallet was bound, by whichever clock."""
+        """`budgets`: those that are bound, locked. `now_ms`: of the shared clock."""
         self._now_ms = now_ms
-        self._budgets = {one.agent: one.at(max(now_ms, one.bound_ms or 0)) for one in budgets}
+        self._budgets = {one.agent: one.at(one.counts_at(now_ms)) for one in budgets}
         self._changed: set[Address] = set()
+        self._refused: dict[tuple[Address, str], BudgetExceeded] = {}
 
     def refuse(self, claim: Claim) -> BudgetExceeded | None:
         """The refusal of a claim with a price. A free call is no spending."""
         budget = None if claim.payer is None else self._budgets.get(claim.payer)
         if budget is None:
             return None
-        return refuse_spending(
+        refused = refuse_spending(
             budget,
             cost_nano=cost_nano_of(claim.price_units, decimals=claim.decimals),
             currency=claim.currency,
             targets=name_targets(claim.listing_id, claim.provider, claim.tags),
             now_ms=self._now_ms,
         )
+        if refused is not None:
+            self._refused.setdefault((budget.agent, reached_key(refused)), refused)
+        return refused
 
     def grant(self, claim: Claim) -> None:
         """Counts a granted claim."""
         counted = self.count_of(claim)
         if counted is not None and claim.payer is not None:
-            self._budgets[claim.payer] = self._budgets[claim.payer].spend(counted.nano)
+            spent = self._budgets[claim.payer].spend(counted.nano)
+            self._budgets[claim.payer] = replace(spent, last_ms=counted.at_ms)
             self._changed.add(claim.payer)
 
     def count_of(self, claim: Claim) -> Counted | None:
         """What a granted claim counts; None for a free one, and where its payer has no owner."""
         budget = None if claim.payer is None else self._budgets.get(claim.payer)
         is_free = claim.payment_id is None and claim.authorization is None
-        if budget is None or budget.bound_ms is None or is_free:
+        if budget is None or is_free:
             return None
-        return Counted(
-            nano=cost_nano_of(claim.price_units, decimals=claim.decimals),
-            # The latest of the clocks that the windows have seen, so that a release finds the same windows.
-            at_ms=max(self._now_ms, budget.bound_ms, budget.hour.start_ms),
-        )
+        nano = cost_nano_of(claim.price_units, decimals=claim.decimals)
+        return Counted(nano=nano, at_ms=budget.counts_at(self._now_ms))
 
     def changed(self) -> tuple[Budget, ...]:
         return tuple(self._budgets[agent] for agent in sorted(self._changed))
+
+    def refused(self) -> tuple[tuple[Budget, BudgetExceeded], ...]:
+        """The first refusal by each limit and window that no earlier batch has announced, by ascending wallet."""
+        return tuple(
+            (self._budgets[agent], refused)
+            for (agent, key), refused in sorted(self._refused.items(), key=lambda one: one[0])
+            if key not in self._budgets[agent].reached
+        )
 
 
 NO_SPENDING = BatchSpending((), now_ms=0)
@@ -244,7 +282,7 @@ class BudgetLedger(Protocol):
     async def store_policy(
         self, policy: SpendingPolicy, signature: str, *, pending_max: int, now_ms: int
     ) -> Budget | NonceTooLow | TooManyPending | BoundToAnother:
-        """Replaces the policy of the owner for the agent. The same policy again changes nothing. What was counted stays counted."""
+        """Replaces the policy of the owner for the agent. The same policy again changes nothing. What was counted stays counted, unless the currency changes."""
         ...
 
     async def accept_owner(
@@ -277,6 +315,7 @@ def replace_policy(
             policy=policy,
             signature=signature,
             stored_ms=now_ms,
+            currency=policy.currency,
         )
     if policy == known.policy:
         return known
@@ -285,6 +324,8 @@ def replace_policy(
         return BoundToAnother()
     if policy.nonce <= known.nonce:
         return NonceTooLow(nonce=known.nonce)
+    if policy.currency != known.currency:
+        known = known.begin_at(now_ms, last_ms=known.last_ms)
     return replace(
         known,
         network=policy.network,
@@ -292,13 +333,15 @@ def replace_policy(
         policy=policy,
         signature=signature,
         stored_ms=now_ms,
+        currency=policy.currency,
+        reached=(),
     )
 
 
 def bind_wallet(
-    known: Budget | None, bound: Budget | None, *, nonce: int, now_ms: int
+    known: Budget | None, bound: Budget | None, *, last_ms: int, nonce: int, now_ms: int
 ) -> Budget | NoBudget | BoundToAnother | NonceTooLow:
-    """The row after the agent has accepted its owner. `bound`: the budget to which the wallet is bound now."""
+    """The row after the agent has accepted its owner. `bound`: the budget to which the wallet is bound now. `last_ms`: the highest one of its budgets, with any owner."""
     if known is None or (known.policy is None and known.bound_ms is None):
         return NoBudget()
     if known.bound_ms is not None:
@@ -307,10 +350,8 @@ def bind_wallet(
         return BoundToAnother()
     if known.accepted_nonce is not None and nonce <= known.accepted_nonce:
         return NonceTooLow(nonce=known.accepted_nonce)
-    nothing = SpendingWindow(start_ms=0, spent_nano=0)
-    return replace(
-        known, accepted_nonce=nonce, bound_ms=now_ms, hour=nothing, day=nothing, month=nothing, total_nano=0
-    )
+    begun = known.begin_at(now_ms, last_ms=last_ms)
+    return replace(begun, accepted_nonce=nonce, bound_ms=now_ms, reached=())
 
 
 def revoke(
@@ -322,4 +363,6 @@ def revoke(
     if nonce <= known.nonce:
         return NonceTooLow(nonce=known.nonce)
     bound_ms = None if is_unbinding else known.bound_ms
-    return replace(known, nonce=nonce, policy=None, signature=None, stored_ms=now_ms, bound_ms=bound_ms)
+    return replace(
+        known, nonce=nonce, policy=None, signature=None, stored_ms=now_ms, bound_ms=bound_ms, reached=()
+    )

@@ -1,17 +1,20 @@
 """The events that webhooks deliver: their types, which move of a call is which event, and the data of each type. Pure.
 
-An event belongs to wallets: the provider and the payer of a call, the payee and the payer of a payment, the provider of a listing. Its row is
+An event belongs to wallets: the provider and the payer of a call, the payee and the payer of a payment, the provider of a listing, the owner and the agent of a budget. Its row is
 written in the transaction that made it true (`storage/webhooks/webhook_events.py`). The data is thin: ids, amounts and states, never a body, a query or a
 secret. The history has the rest.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from tollway.ids import Address, format_network
+from tollway.ledger.budgets import Budget
 from tollway.ledger.records import CallRecord, CallState, Payment, Rail
 from tollway.money import Asset
+from tollway.spending_policy import LIMITS
 
 
 class EventType(StrEnum):
@@ -25,6 +28,7 @@ class EventType(StrEnum):
     PAYMENT_REORGED = "payment.reorged"
     LISTING_DOWN = "listing.down"
     LISTING_OWNERSHIP_LOST = "listing.ownership_lost"
+    BUDGET_REACHED = "budget.reached"
 
 
 BATCH, CHALLENGE, GAP = "batch", "webhook.challenge", "webhook.gap"
@@ -33,7 +37,7 @@ BATCH, CHALLENGE, GAP = "batch", "webhook.challenge", "webhook.gap"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
-    """An event of one wallet that is not written yet. `subject`: the id of its call or listing, or the number of its payment. `state`: of the
+    """An event of one wallet that is not written yet. `subject`: the id of its call or listing, the number of its payment, or a budget (`budget_subject`). `state`: of the
     subject, as the event made it. `units`: of a payment, in ledger units."""
 
     id: str
@@ -140,6 +144,25 @@ def payment_data(payment: Payment, asset: Asset | None, *, state: str, units: in
 def listing_data(listing_id: str, name: str, provider: Address, *, state: str) -> dict[str, Any]:
     """The data of an event of a listing. `state`: `down` or `unverified`."""
     return {"apiId": listing_id, "apiName": name, "provider": str(provider), "state": state}
+
+
+def budget_subject(budget: Budget, *, until_ms: int | None) -> str:
+    """What an event says of a budget: another policy may replace this one before the event is sent. `budget_data` reads it."""
+    return f"{budget.owner} {budget.agent} {budget.nonce} {'' if until_ms is None else until_ms}"
+
+
+def budget_data(subject: str, *, state: str, format_time: Callable[[int], str]) -> dict[str, Any]:
+    """The data of `budget.reached`. `state`: the limit that was reached, or another reason of a refusal."""
+    owner, agent, nonce, until_ms = subject.split(" ")
+    is_limit = state in LIMITS
+    return {
+        "owner": owner,
+        "agent": agent,
+        "nonce": int(nonce),
+        "reason": "limit" if is_limit else state,
+        "limit": state if is_limit else None,
+        "resetsAt": format_time(int(until_ms)) if until_ms else None,
+    }
 
 
 def gap_data(*, from_at: str, to_at: str) -> dict[str, Any]:

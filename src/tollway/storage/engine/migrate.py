@@ -33,7 +33,7 @@ from tollway.errors import SettingsInvalid
 from tollway.storage.engine.database import Database, add_statement, metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-BASELINE = "0036_baseline"
+BASELINE = "0037_baseline"
 """The oldest revision. Until the first release, a change of its tables raises its number: a database of the tables before is then `too_old`."""
 OLDEST_SERVICEABLE = BASELINE
 """The oldest tables from which this code can serve. A request that needs missing tables fails with `storage_unavailable`."""

@@ -5,7 +5,8 @@ claim finds whether its payer is bound in a statement that it makes anyway (`fin
 claims), so the claim of a wallet without an owner costs no statement more. The look-up takes no lock: a binding that is committed a moment later counts from the next
 claim on. What the row says is read under its lock.
 
-`call.budget_nano` is what a call counts, and `call.budget_ms` the moment by which it counts; both are NULL for the calls of other wallets.
+`call.budget_nano` is what a call counts, and `call.budget_ms` the moment by which it counts; both are NULL for the calls of other wallets. `reached`: what a refusal has
+announced, separated by spaces.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -27,13 +28,16 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, ChainId
-from tollway.ledger.budgets import Budget, SpendingWindow, month_start_ms
+from tollway.ledger.budgets import Budget, SpendingWindow, month_start_ms, reached_key
 from tollway.ledger.claims import CreditAccount
+from tollway.ledger.ledger import BudgetExceeded
 from tollway.ledger.sales import DAY_MS, HOUR_MS, floor_to
 from tollway.spending_policy import read_policy
 from tollway.storage.engine.database import metadata, partial_index
 from tollway.storage.engine.statements import Prepared, Within
 from tollway.storage.ledger.ledger_tables import account_debt_table
+from tollway.storage.webhooks.webhook_events import EventLog, write_events
+from tollway.webhooks.events import EventType, NewEvent, budget_subject
 
 BOUND = "bound_ms IS NOT NULL"
 
@@ -49,19 +53,23 @@ budget_table = Table(
     Column("signature", Text),
     Column("stored_ms", BigInteger, nullable=False),
     Column("bound_ms", BigInteger),
+    Column("currency", Text, nullable=False),
+    Column("since_ms", BigInteger, nullable=False, server_default="0"),
+    Column("last_ms", BigInteger, nullable=False, server_default="0"),
     *(
         Column(f"{window}_{part}", BigInteger, nullable=False, server_default="0")
         for window in ("hour", "day", "month")
         for part in ("ms", "nano")
     ),
     Column("total_nano", BigInteger, nullable=False, server_default="0"),
+    Column("reached", Text, nullable=False, server_default=""),
     # One owner a wallet: of two acceptances, the database refuses the second.
     partial_index("uq_budget_bound", BOUND, "agent", unique=True),
     partial_index("ix_budget_pending", "bound_ms IS NULL", "agent", "stored_ms"),
 )
 
 BUDGET_COLUMNS = tuple(budget_table.columns.keys())
-_COUNTERS = ("hour_ms", "hour_nano", "day_ms", "day_nano", "month_ms", "month_nano", "total_nano")
+_COUNTERS = ("last_ms", "hour_ms", "hour_nano", "day_ms", "day_nano", "month_ms", "month_nano", "total_nano")
 
 
 def find_debts_and_bound(
@@ -89,22 +97,52 @@ def lock_budgets(connection: Connection, agents: Collection[Address]) -> list[Bu
 
 def write_counters(connection: Connection, budgets: Iterable[Budget]) -> None:
     """Writes what these budgets have counted. They are locked."""
-    rows = [
-        {
-            "at_owner": one.owner,
-            "at_agent": one.agent,
-            "hour_ms": one.hour.start_ms,
-            "hour_nano": one.hour.spent_nano,
-            "day_ms": one.day.start_ms,
-            "day_nano": one.day.spent_nano,
-            "month_ms": one.month.start_ms,
-            "month_nano": one.month.spent_nano,
-            "total_nano": one.total_nano,
-        }
-        for one in budgets
-    ]
+    rows = [{"at_owner": one.owner, "at_agent": one.agent, **counters_of(one)} for one in budgets]
     if rows:
         _COUNT.run(connection, rows)
+
+
+def counters_of(budget: Budget) -> dict[str, int]:
+    """The columns of what a budget has counted."""
+    return {
+        "last_ms": budget.last_ms,
+        "hour_ms": budget.hour.start_ms,
+        "hour_nano": budget.hour.spent_nano,
+        "day_ms": budget.day.start_ms,
+        "day_nano": budget.day.spent_nano,
+        "month_ms": budget.month.start_ms,
+        "month_nano": budget.month.spent_nano,
+        "total_nano": budget.total_nano,
+    }
+
+
+def announce_refusals(
+    connection: Connection, refused: Iterable[tuple[Budget, BudgetExceeded]], log: EventLog, *, at_ms: int
+) -> None:
+    """Writes the events of refusals that these budgets, which are locked, have not announced, and remembers them. Writes nothing where neither wallet gets them."""
+    events: list[NewEvent] = []
+    reached: dict[tuple[Address, Address], Budget] = {}
+    for budget, refusal in refused:
+        wallets = (budget.owner, budget.agent)
+        made = log.make_events(
+            EventType.BUDGET_REACHED,
+            wallets,
+            subject=budget_subject(budget, until_ms=refusal.until_ms),
+            state=refusal.limit or refusal.reason,
+            at_ms=at_ms,
+        )
+        if made:
+            events += made
+            reached[wallets] = reached.get(wallets, budget).reach(reached_key(refusal))
+    if reached:
+        _REACH.run(
+            connection,
+            [
+                {"at_owner": owner, "at_agent": agent, "reached": " ".join(budget.reached)}
+                for (owner, agent), budget in reached.items()
+            ],
+        )
+    write_events(connection, events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +155,7 @@ class GivenBack:
 
 
 def give_back(connection: Connection, given: Iterable[GivenBack]) -> None:
-    """Takes from the budgets what calls count no more: from the total, and from each window that has not ended. A wallet that was unbound since gets nothing back: its counters
-    began again."""
+    """Takes from the budgets what calls count no more: from the total, and from each window that has not ended. Counters that began again since give nothing back."""
     rows = [
         {
             "at_agent": one.agent,
@@ -151,10 +188,14 @@ def parse_budget(row: Sequence[Any]) -> Budget:
         signature=own["signature"],
         stored_ms=own["stored_ms"],
         bound_ms=own["bound_ms"],
+        currency=own["currency"],
+        since_ms=own["since_ms"],
+        last_ms=own["last_ms"],
         hour=hour,
         day=day,
         month=month,
         total_nano=own["total_nano"],
+        reached=tuple(own["reached"].split()),
     )
 
 
@@ -173,18 +214,23 @@ _LOCK = Prepared(
     .order_by(budget_table.c.agent)
     .with_for_update()
 )
-_COUNT = Prepared(
-    update(budget_table)
-    .where(budget_table.c.owner == bindparam("at_owner"), budget_table.c.agent == bindparam("at_agent"))
-    .values({name: bindparam(name) for name in _COUNTERS})
-)
+
+
+def _update_budget(names: Iterable[str]) -> Prepared:
+    columns = budget_table.c
+    at = (columns.owner == bindparam("at_owner"), columns.agent == bindparam("at_agent"))
+    return Prepared(update(budget_table).where(*at).values({name: bindparam(name) for name in names}))
+
+
+_COUNT = _update_budget(_COUNTERS)
+_REACH = _update_budget(("reached",))
 _GIVE_BACK = Prepared(
     text(
         "UPDATE budget SET total_nano = total_nano - :nano,"
         " hour_nano = hour_nano - CASE WHEN hour_ms = :at_hour THEN :nano ELSE 0 END,"
         " day_nano = day_nano - CASE WHEN day_ms = :at_day THEN :nano ELSE 0 END,"
         " month_nano = month_nano - CASE WHEN month_ms = :at_month THEN :nano ELSE 0 END"
-        " WHERE agent = :at_agent AND bound_ms IS NOT NULL AND bound_ms <= :at_ms"
+        " WHERE agent = :at_agent AND bound_ms IS NOT NULL AND since_ms <= :at_ms"
     ).bindparams(
         bindparam("at_agent", type_=LargeBinary(20)),
         *(bindparam(name, type_=BigInteger) for name in ("nano", "at_ms", "at_hour", "at_day", "at_month")),

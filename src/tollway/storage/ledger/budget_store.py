@@ -14,14 +14,25 @@ from tollway.ledger.budgets import (
     NonceTooLow,
     TooManyPending,
     bind_wallet,
+    reached_key,
     replace_policy,
     revoke,
 )
+from tollway.ledger.ledger import BudgetExceeded
 from tollway.spending_policy import SpendingPolicy, write_policy
 from tollway.storage.engine.advisory_locks import take_advisory_locks
 from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.statements import insert_for
-from tollway.storage.ledger.budget_rows import BOUND, BUDGET_COLUMNS, budget_table, parse_budget
+from tollway.storage.ledger.budget_rows import (
+    BOUND,
+    BUDGET_COLUMNS,
+    announce_refusals,
+    budget_table,
+    counters_of,
+    parse_budget,
+)
+from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
+from tollway.webhooks.events import EventType
 
 _LOCK_SPACE = 0x6275_6467
 """The advisory locks of the owners whose pending policies are counted, and of the agents that accept an owner."""
@@ -30,8 +41,10 @@ _LOCK_SPACE = 0x6275_6467
 class BudgetStore:
     """Implements `BudgetLedger`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, events: EventLog = NO_EVENTS) -> None:
+        """`events`: makes the webhook events of refusals."""
         self._database = database
+        self._events = events
         self._bound: frozenset[Address] = frozenset()
 
     async def refresh(self) -> None:
@@ -85,6 +98,14 @@ class BudgetStore:
         )
         return await write_retried(self._database, work)
 
+    async def announce_refusal(self, budget: Budget, refused: BudgetExceeded, *, now_ms: int) -> None:
+        """Writes the event of a refusal before a claim, once for each limit and window of a policy."""
+        is_new = reached_key(refused) not in budget.reached
+        wallets = (budget.owner, budget.agent)
+        if is_new and any(self._events.is_watched(one, EventType.BUDGET_REACHED) for one in wallets):
+            work = partial(_announce, budget=budget, refused=refused, log=self._events, now_ms=now_ms)
+            await write_retried(self._database, work)
+
     async def prune_pending(self, *, before_ms: int) -> int:
         return await self._database.write(partial(_prune, before_ms=before_ms), flush=False)
 
@@ -119,6 +140,10 @@ def _store(
         "policy": write_policy(policy),
         "signature": signature,
         "stored_ms": after.stored_ms,
+        "currency": after.currency,
+        "since_ms": after.since_ms,
+        "reached": "",
+        **counters_of(after),
     }
     columns = budget_table.c
     new = insert_for(connection, budget_table).values(owner=after.owner, agent=after.agent, **values)
@@ -131,12 +156,24 @@ def _accept(
 ) -> Budget | NoBudget | BoundToAnother | NonceTooLow:
     take_advisory_locks(connection, [agent], space=_LOCK_SPACE)
     known = _find(connection, owner=owner, agent=agent, is_locked=True)
-    after = bind_wallet(known, _find_binding(connection, agent=agent), nonce=nonce, now_ms=now_ms)
+    bound = _find_binding(connection, agent=agent)
+    last = select(func.max(budget_table.c.last_ms)).where(budget_table.c.agent == agent)
+    last_ms = connection.scalar(last) or 0
+    after = bind_wallet(known, bound, last_ms=last_ms, nonce=nonce, now_ms=now_ms)
     if isinstance(after, Budget) and after is not known:
-        counters = dict.fromkeys((name for name in BUDGET_COLUMNS if name.startswith(_COUNTED)), 0)
+        values = {"accepted_nonce": nonce, "bound_ms": now_ms, "since_ms": after.since_ms, "reached": ""}
         at = update(budget_table).where(_is_of(owner, agent))
-        connection.execute(at.values(accepted_nonce=nonce, bound_ms=now_ms, **counters))
+        connection.execute(at.values(**values, **counters_of(after)))
     return after
+
+
+def _announce(
+    connection: Connection, *, budget: Budget, refused: BudgetExceeded, log: EventLog, now_ms: int
+) -> None:
+    locked = _find(connection, owner=budget.owner, agent=budget.agent, is_locked=True)
+    is_same = locked is not None and (locked.nonce, locked.bound_ms) == (budget.nonce, budget.bound_ms)
+    if locked is not None and is_same and reached_key(refused) not in locked.reached:
+        announce_refusals(connection, [(locked, refused)], log, at_ms=now_ms)
 
 
 def _revoke(
@@ -145,7 +182,7 @@ def _revoke(
     known = _find(connection, owner=owner, agent=agent, is_locked=True)
     after = revoke(known, nonce=nonce, is_unbinding=is_unbinding, now_ms=now_ms)
     if isinstance(after, Budget):
-        values = {"nonce": nonce, "policy": None, "signature": None, "stored_ms": now_ms}
+        values = {"nonce": nonce, "policy": None, "signature": None, "stored_ms": now_ms, "reached": ""}
         at = update(budget_table).where(_is_of(owner, agent))
         connection.execute(at.values(bound_ms=after.bound_ms, **values))
     return after
@@ -159,9 +196,6 @@ def _prune(connection: Connection, *, before_ms: int) -> int:
     deleted = connection.execute(delete(budget_table).where(old, columns.accepted_nonce.is_(None))).rowcount
     once_bound = update(budget_table).where(old)
     return deleted + connection.execute(once_bound.values(policy=None, signature=None)).rowcount
-
-
-_COUNTED = ("hour_", "day_", "month_", "total_")
 
 
 def _find(

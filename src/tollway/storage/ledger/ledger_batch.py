@@ -58,7 +58,12 @@ from tollway.ledger.sales import HOUR_MS, floor_to, is_hour_unmarked
 from tollway.observability.metric_table import CommitKind
 from tollway.storage.engine.statements import Prepared
 from tollway.storage.ledger.authorizations import find_known, lock_wallets, write_claimed
-from tollway.storage.ledger.budget_rows import find_debts_and_bound, lock_budgets, write_counters
+from tollway.storage.ledger.budget_rows import (
+    announce_refusals,
+    find_debts_and_bound,
+    lock_budgets,
+    write_counters,
+)
 from tollway.storage.ledger.call_terms import CallTerms, KnownTerms, TermsReference, terms_of, write_terms
 from tollway.storage.ledger.channel_rows import find_claimed_channels, sum_unclaimed, write_channels
 from tollway.storage.ledger.history import find_returnable_units
@@ -238,12 +243,7 @@ class LedgerBatch:
         if self._settlement is not None:
             self._settlement.write()
         if moves:
-            agents = self._locked_rows.agents_given_back()
-            if agents and claims:
-                # Both locks of budgets in one order: those of the moves, and those of the claims.
-                payers = {claim.payer for claim in claims if claim.payer is not None}
-                lock_budgets(self._connection, agents | payers)
-            self._locked_rows.write()
+            self._locked_rows.write(payers={claim.payer for claim in claims if claim.payer is not None})
         if finishes:
             write_finishes(self._connection, finishes, ahead_ms=self._ahead_ms)
         if self._is_retry:
@@ -598,6 +598,8 @@ class LedgerBatch:
         self._locked_rows.write_debits(debits)
         if self._spending is not None:
             write_counters(self._connection, self._spending.changed())
+            refused = self._spending.refused()
+            announce_refusals(self._connection, refused, self._events, at_ms=self._now_ms)
         granted = [one for one in decisions if isinstance(one.outcome, Claimed)]
         if granted:
             references = self._find_terms(granted)

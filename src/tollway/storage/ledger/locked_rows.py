@@ -1,7 +1,7 @@
 """The rows that one transaction of the ledger may change: locked, changed in memory, and written once by `write`. The debits of claims come
 after that (`write_debits`).
 
-Every transaction takes its locks in one order: payments by id, then calls by id. A transaction that moves a paid call holds the locks
+Every transaction takes its locks in one order: payments by id, calls by id, debts by account, budgets by wallet. A transaction that moves a paid call holds the locks
 of the payments of that call, so the row of a payment and the sum of its calls change together. The payment of a channel is locked with each of its calls, also with
 one whose deposit is not concluded, and stands for the row of the channel. SQLite has one writer, which is exclusive
 from BEGIN IMMEDIATE on; there `FOR UPDATE` is not rendered.
@@ -48,7 +48,7 @@ from tollway.ledger.records import (
 from tollway.ledger.sales import HOUR_MS, SUM_STATES, floor_to, is_hour_unmarked
 from tollway.storage.engine.outage import RowsChanged
 from tollway.storage.engine.statements import Prepared, Rows, Within
-from tollway.storage.ledger.budget_rows import GivenBack, give_back
+from tollway.storage.ledger.budget_rows import GivenBack, give_back, lock_budgets
 from tollway.storage.ledger.ledger_tables import (
     PAYMENT_COLUMNS,
     account_debt_table,
@@ -257,10 +257,6 @@ class LockedRows:
                 at_ms=moved_ms,
             )
 
-    def agents_given_back(self) -> set[Address]:
-        """The wallets whose budgets `write` locks and changes."""
-        return {one.agent for one in self._given_back}
-
     def _count_less(self, call: LockedCall, left_units: int) -> dict[str, object]:
         """Gives a part of what a call counts in its payer's budget back. `left_units`: what it costs now. Returns the column of the call to write."""
         assert call.payer is not None
@@ -357,8 +353,10 @@ class LockedRows:
         values = {"at_id": call.id, "at_state": call.state.value, "at_epoch": call.epoch, **columns}
         self._moves.setdefault(frozenset(columns), []).append(values)
 
-    def write(self) -> None:
-        """Writes all changes, once: balances, ends of plain signatures, units of calls, then moves, debts, budgets, the marks of the hours, and events."""
+    def write(self, *, payers: Collection[Address] = ()) -> None:
+        """Writes all changes, once: balances, ends of plain signatures, units of calls, then moves, debts, budgets, the marks of the hours, and events.
+
+        `payers`: of the claims that come after. Where a budget changes, theirs are locked with it, because budgets are locked once, by ascending wallet."""
         assert not self._is_written, "the changes of a transaction are written once, before its debits"
         self._is_written = True
         if self._taken_before:
@@ -374,6 +372,8 @@ class LockedRows:
         if self._owed:
             self._write_debts()
         if self._given_back:
+            if payers:
+                lock_budgets(self._connection, {*payers, *(one.agent for one in self._given_back)})
             give_back(self._connection, self._given_back)
         if self._marked_hours:
             write_marks(self._connection, self._marked_hours)

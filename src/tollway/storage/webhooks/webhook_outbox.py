@@ -76,6 +76,7 @@ from tollway.webhooks.events import (
     GAP,
     EventType,
     NewEvent,
+    budget_data,
     call_data,
     gap_data,
     listing_data,
@@ -524,6 +525,8 @@ class _EventData:
                 by_id = select(listing_table.c.name).where(listing_table.c.id == event.subject)
                 row = self._find("listing", event.subject, by_id)
                 return listing_data(event.subject, row.name, Address(event.wallet), state=event.state)
+            case EventType.BUDGET_REACHED:
+                return budget_data(event.subject, state=event.state, format_time=self._format_time)
 
     def _find(self, table: str, subject: str, query: Any) -> Any:
         """Subjects are never deleted."""

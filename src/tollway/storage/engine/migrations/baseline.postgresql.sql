@@ -37,7 +37,7 @@ CREATE TABLE alembic_version (
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0036_baseline');
+INSERT INTO alembic_version (version_num) VALUES ('0037_baseline');
 
 CREATE TABLE audit_entry (
   id BIGSERIAL NOT NULL,
@@ -77,6 +77,9 @@ CREATE TABLE budget (
   signature TEXT,
   stored_ms BIGINT NOT NULL,
   bound_ms BIGINT,
+  currency TEXT NOT NULL,
+  since_ms BIGINT DEFAULT '0' NOT NULL,
+  last_ms BIGINT DEFAULT '0' NOT NULL,
   hour_ms BIGINT DEFAULT '0' NOT NULL,
   hour_nano BIGINT DEFAULT '0' NOT NULL,
   day_ms BIGINT DEFAULT '0' NOT NULL,
@@ -84,6 +87,7 @@ CREATE TABLE budget (
   month_ms BIGINT DEFAULT '0' NOT NULL,
   month_nano BIGINT DEFAULT '0' NOT NULL,
   total_nano BIGINT DEFAULT '0' NOT NULL,
+  reached TEXT DEFAULT '' NOT NULL,
   CONSTRAINT pk_budget PRIMARY KEY (owner, agent)
 );
 
@@ -410,7 +414,7 @@ CREATE TABLE schema_floor (
   CONSTRAINT ck_schema_floor_one_row CHECK (id = 1)
 );
 
-INSERT INTO schema_floor (id, revision) VALUES (1, '0036_baseline');
+INSERT INTO schema_floor (id, revision) VALUES (1, '0037_baseline');
 
 CREATE TABLE search_block (
   feature TEXT COLLATE "C" NOT NULL,
@@ -586,8 +590,8 @@ CREATE TABLE webhook_event (
   id VARCHAR(64) NOT NULL,
   wallet BYTEA NOT NULL,
   type VARCHAR(32) NOT NULL,
-  subject VARCHAR(64) NOT NULL,
-  state VARCHAR(12),
+  subject VARCHAR(160) NOT NULL,
+  state VARCHAR(32),
   units BIGINT,
   at_ms BIGINT NOT NULL,
   data TEXT,

@@ -1,6 +1,6 @@
 """The baseline, from which migrations go on. `storage.engine.migrate` makes its tables from `baseline.*.sql`."""
 
-revision = "0036_baseline"
+revision = "0037_baseline"
 down_revision = None
 branch_labels = None
 depends_on = None
