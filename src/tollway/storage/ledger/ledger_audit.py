@@ -1,7 +1,8 @@
 """The audit of the ledger in SQL. Reads every row.
 
 For every payment, its taken units are the units that its calls hold. Each call holds what its state requires, each metered price follows from its
-formulas and quantities, and each kept debt is what the calls of its account lack. A refund is at most the price of its call, and each transfer refunds once. Each channel keeps the laws of `ledger.channels`. The closed periods equal their calls (`closed_periods`).
+formulas and quantities, and each kept debt is what the calls of its account lack. A refund is at most the price of its call, and each transfer refunds once. Each channel keeps the laws of `ledger.channels`. Each call counts in the budget of its payer what its
+state costs, and each budget has counted the sum of its calls, in its windows and in all. The closed periods equal their calls (`closed_periods`).
 """
 
 from collections.abc import Iterator
@@ -21,13 +22,16 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    text,
 )
 
 from tollway.ids import Address, CallId, ChainId, TxHash
 from tollway.ledger.channels import ChannelState
 from tollway.ledger.ledger import AuditReport, HeldMoney
 from tollway.ledger.records import SETTLED_RAILS, TAKING, UNDECIDED, CallState, Rail
+from tollway.money import LEDGER_DECIMALS_MAX
 from tollway.registry.metering import compute_cost, read_formulas, read_measured
+from tollway.storage.ledger.budget_rows import BOUND, budget_table
 from tollway.storage.ledger.closed_periods import audit_periods
 from tollway.storage.ledger.ledger_tables import (
     account_debt_table,
@@ -62,6 +66,8 @@ def audit(connection: Connection) -> AuditReport:
             *_wrong_channels(connection),
             *find_wrong_refunds(connection, lines_max=LINES_MAX),
             *_misplaced_calls(connection),
+            *_wrong_counts(connection),
+            *_wrong_budgets(connection),
         ),
         held_calls=tuple(CallId(one.id) for one in held_calls),
         held_payments=tuple(one.id for one in held_payments),
@@ -289,6 +295,72 @@ def _misplaced_calls(connection: Connection) -> Iterator[str]:
     )
     for row in connection.execute(query):
         yield f"call {row.id} of the rail {row.rail} has another channel than its payment"
+
+
+def _wrong_counts(connection: Connection) -> Iterator[str]:
+    """Calls that count another sum than they cost. A price that is known before its deposit settles counts its maximum until then."""
+    calls, terms = call_table.c, call_terms_table.c
+    units = case(
+        (calls.state == CallState.RELEASED.value, 0),
+        (calls.state == CallState.SETTLING.value, calls.price_units),
+        else_=due_units(),
+    )
+    # Divided, because the product of wrong units may exceed 64 bits.
+    nano_per_unit = case(
+        {decimals: 10 ** (LEDGER_DECIMALS_MAX - decimals) for decimals in range(LEDGER_DECIMALS_MAX)},
+        value=terms.decimals,
+        else_=1,
+    )
+    is_right = and_(calls.budget_nano // nano_per_unit == units, calls.budget_nano % nano_per_unit == 0)
+    query = (
+        select(calls.id, calls.state, calls.budget_nano, units.label("units"))
+        .join(call_terms_table, terms.id == calls.terms_id)
+        .where(
+            or_(calls.budget_nano.is_not(None), calls.budget_ms.is_not(None)),
+            func.coalesce(is_right, literal(False)) == literal(False),
+        )
+        .order_by(calls.id)
+        .limit(LINES_MAX)
+    )
+    for row in connection.execute(query):
+        yield f"call {row.id} is {row.state} at {row.units} and counts {row.budget_nano} of its budget"
+
+
+def _wrong_budgets(connection: Connection) -> Iterator[str]:
+    """Budgets whose counters are not the sums of the calls that count in them, in 10^-9 of the currency."""
+    columns, calls = budget_table.c, call_table.c
+    windows = {name: (columns[f"{name}_ms"], columns[f"{name}_nano"]) for name in ("hour", "day", "month")}
+    windows["total"] = (columns.since_ms, columns.total_nano)
+    sums = []
+    for start_ms, _ in windows.values():
+        halves = _split(case((calls.budget_ms >= start_ms, calls.budget_nano), else_=0))
+        sums += [
+            cast(func.coalesce(func.sum(half), 0), BigInteger).label(f"sum_{len(sums) + number}")
+            for number, half in enumerate((halves.high, halves.low))
+        ]
+    counts = and_(calls.payer == columns.agent, calls.budget_ms >= columns.since_ms)
+    counted = [nano for _, nano in windows.values()]
+    query = (
+        select(columns.owner, columns.agent, *counted, *sums)
+        .select_from(budget_table.outerjoin(call_table, counts))
+        .where(text(BOUND))
+        .group_by(columns.owner, columns.agent)
+        .order_by(columns.owner, columns.agent)
+    )
+    found = 0
+    for row in connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query):
+        owner, agent, *nanos = row
+        of_windows, of_calls = nanos[: len(windows)], nanos[len(windows) :]
+        for number, (name, nano) in enumerate(zip(windows, of_windows, strict=True)):
+            sum_nano = _join_halves(*of_calls[2 * number : 2 * number + 2])
+            if nano != sum_nano:
+                yield (
+                    f"the budget of {Address(owner)} for {Address(agent)} has counted {nano} in its {name},"
+                    f" its calls count {sum_nano}"
+                )
+                found += 1
+        if found >= LINES_MAX:
+            return
 
 
 def _held_calls(connection: Connection) -> Iterator[HeldMoney]:
