@@ -331,7 +331,7 @@ def _wrong_budgets(connection: Connection) -> Iterator[str]:
     columns, calls = budget_table.c, call_table.c
     windows = {name: (columns[f"{name}_ms"], columns[f"{name}_nano"]) for name in ("hour", "day", "month")}
     windows["total"] = (columns.since_ms, columns.total_nano)
-    sums = []
+    sums: list[ColumnElement[int]] = []
     for start_ms, _ in windows.values():
         halves = _split(case((calls.budget_ms >= start_ms, calls.budget_nano), else_=0))
         sums += [
