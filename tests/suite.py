@@ -75,6 +75,7 @@ CLASSES: dict[str, Class] = {
     "long/torture": "all",
     # Gateways in processes of their own.
     "system/live": "all",
+    "system/live/test_budget_kill.py": "test",
     "system/live/test_channel_kill.py": "test",
     "long/release/test_image.py": "own",
     "system/live/test_channel_attacks.py": "test",

@@ -43,7 +43,7 @@ class Step(NamedTuple):
 KINDS = (
     *("claim", "stream", "authorize") * 4,
     *("end", "end", "measure") * 4,
-    *("policy", "policy", "accept", "tick") * 2,
+    *("policy", "accept", "tick", "tick", "tick") * 3,
     *("resolve", "reopen", "settle", "conclude", "revoke", "unbind", "free"),
 )
 

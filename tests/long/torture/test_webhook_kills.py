@@ -4,6 +4,7 @@ one event id with one body, however often it came; and no event tells of a charg
 import asyncio
 import json
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -120,9 +121,11 @@ async def test_every_charged_call_has_one_event_with_one_body_however_often_gate
     )
 
 
-async def register(cluster: Any, gateway: Any, provider: Any, receiver_url: str) -> None:
-    """Registers the receiver for events of calls, and waits until its events count."""
-    body = {"url": f"{receiver_url}/hooks", "types": list(TYPES)}
+async def register(
+    cluster: Any, gateway: Any, provider: Any, receiver_url: str, *, types: Sequence[str] = TYPES
+) -> None:
+    """Registers the receiver for events of calls, or of other types, and waits until its events count."""
+    body = {"url": f"{receiver_url}/hooks", "types": list(types)}
     reply = await cluster.control(gateway, provider, "POST", "/webhooks", body)
     assert reply.status == 201, reply.body
 
