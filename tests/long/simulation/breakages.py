@@ -3,13 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
+from tests.kit.budgets import policy_of
 from tests.long.simulation.fake_ledger import FakeGateway
 from tests.model.rows import MemoryCall
 from tests.model.settling import Dropped
 from tollway.ids import CallId, ChainId
+from tollway.ledger.budgets import Budget
 from tollway.ledger.claims import CreditAccount
 from tollway.ledger.ledger import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, NonceUsed
 from tollway.ledger.records import CallState, PaymentState
+
+UNLIMITED = policy_of(maxTotal="1000")
 
 
 class ForgetsDebits(FakeGateway):
@@ -146,6 +150,22 @@ class ForgetsKeptDebts(FakeGateway):
     def _add_debt(self, call: MemoryCall, units: int) -> None: ...
 
 
+class ForgetsBudgets(FakeGateway):
+    """A wallet spends beyond the policy of its owner."""
+
+    def bound_budgets(self) -> list[Budget]:
+        return [
+            replace(one, policy=None if one.policy is None else UNLIMITED) for one in super().bound_budgets()
+        ]
+
+
+class CountsNothing(FakeGateway):
+    """A call of a wallet with an owner counts in no budget."""
+
+    def bound_budgets(self) -> list[Budget]:
+        return []
+
+
 class DemandsWhatCreditPays(FakeGateway):
     """A debt refuses claims although the account has credit."""
 
@@ -171,6 +191,8 @@ BREAKAGES: dict[str, type[FakeGateway]] = {
         ForgetsDebts,
         ForgetsTheRest,
         ForgetsKeptDebts,
+        ForgetsBudgets,
+        CountsNothing,
         DemandsWhatCreditPays,
     )
 }

@@ -79,6 +79,7 @@ async def _describe(history: History) -> list[str]:
         payments = [one.payment for one in listed]
         lines += [str(one) for one in sorted(payments, key=lambda one: one.id)]
         lines += [str(one) for one in await gateway.debts(payer)]
+        lines.append(str(await gateway.find_binding(payer)))
     for call_id in sorted(history.truth.facts):
         lines.append(f"{call_id} {_without_bytes(await gateway.find_call(call_id))}")
     for request in history.requests:

@@ -44,6 +44,7 @@ from tollway.ledger.records import (
     Usage,
 )
 from tollway.limits import Limits
+from tollway.spending_policy import SpendingPolicy
 
 
 class Fate(Enum):
@@ -316,6 +317,18 @@ class FakeGateway(MemoryLedger):
         fate = self._machine.enter(flush=True)
         yield
         self._machine.leave(fate)
+
+    async def store_policy(self, policy: SpendingPolicy, signature: str, **options: Any) -> Any:
+        with self._commit():
+            return await super().store_policy(policy, signature, **options)
+
+    async def accept_owner(self, agent: Address, owner: Address, **options: Any) -> Any:
+        with self._commit():
+            return await super().accept_owner(agent, owner, **options)
+
+    async def revoke_policy(self, owner: Address, agent: Address, **options: Any) -> Any:
+        with self._commit():
+            return await super().revoke_policy(owner, agent, **options)
 
     async def keep_answer(self, call_id: CallId, payer: Address, answer: StoredResponse) -> None:
         self._machine.enter(flush=True)

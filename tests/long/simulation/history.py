@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.kit.ledger_records import CHAIN, PAYEE, USDC
-from tests.long.simulation.faults import Faults
 from tests.long.simulation.history_run import HOLD_MS, LEASE_MS, Story
 from tests.long.simulation.oracle import Laws, Request, need
+from tests.long.simulation.owners import Owners
 from tollway.ledger.claims import CreditAccount
 from tollway.ledger.records import CallState
 
 
-class History(Faults):
+class History(Owners):
     """See `TourEvent` for what it is made with."""
 
     def __init__(self, seed: int, number: int, **options: Any) -> None:
@@ -75,10 +75,14 @@ class History(Faults):
             await self._pay()
         if self._crowd:
             await self._spend(self._crowd)
+        if self._has_owner:
+            await self._bind()
         steps, sums = self._plot
         for _ in range(self._steps):
             (step,) = self.random.choices(steps, cum_weights=sums)
             await step()
+            if self._has_owner and self.owners.random() < 0.25:
+                await self._own()
         await self._end()
         return self.story
 

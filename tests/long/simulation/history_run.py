@@ -59,6 +59,10 @@ class HistoryRun:
         self.random = random.Random((seed << 32) ^ number)
         # Of its own: how an operation of several transactions is cut, and where it ends.
         self.chunks = random.Random((seed << 33) ^ number)
+        # Of their own: what the owners of wallets do.
+        self.owners = random.Random((seed << 34) ^ number)
+        self._has_owner = self.owners.random() < 0.2 and not crowd
+        self._policies = 0
         draw = self.random.random
         self.story = Story(seed=seed, number=number)
         self._tells = tells

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.model.rows import MemoryRows, charged_holders, find_credits
-from tollway.ids import CallId
+from tollway.ids import Address, CallId
 from tollway.ledger.claims import CreditAccount, credit_account_of, find_account
 from tollway.ledger.records import (
     MOVES,
@@ -19,6 +19,7 @@ from tollway.ledger.records import (
     PaymentState,
     SettledTransfer,
 )
+from tollway.ledger.sales import HOUR_MS, floor_to
 
 _BEFORE: dict[str, frozenset[CallState]] = {
     "close": frozenset({CallState.FORWARDING}),
@@ -237,6 +238,7 @@ class Laws:
     ) -> None:
         """All reasons against this claim, computed in another way than the ledger does."""
         rows = self._rows
+        self._check_budget(request.payer, call_id)
         if request.key is not None:
             self._check_key(request, call_id)
         if request.authorization is not None:
@@ -263,6 +265,39 @@ class Laws:
         if unfinal_max_units is not None and any(one.id in call.parts for one in unfinal):
             spent = sum(one.taken_units for one in unfinal if one.payer == payment.payer)
             need(spent <= unfinal_max_units, "too much was spent that is not final", call_id)
+
+    def _check_budget(self, payer: Address, call_id: CallId) -> None:
+        """A wallet that is bound counts each paid call, and stays within the policy of its owner at that moment."""
+        call = self._rows.calls[call_id]
+        bound = [
+            one for one in self._rows.budgets.values() if one.agent == payer and one.bound_ms is not None
+        ]
+        need(len(bound) <= 1, "a wallet has two owners", call_id)
+        need(
+            (call.budget_ms is not None) == bool(bound),
+            "a call counts in no budget, or in one too many",
+            call_id,
+        )
+        for policy in (one.policy for one in bound):
+            assert call.budget_ms is not None
+            counted = [
+                (one.budget_ms, one.claim.price_units)
+                for one in self._rows.calls.values()
+                if one.claim.payer == payer
+                and one.budget_ms is not None
+                and one.state is not CallState.RELEASED
+            ]
+            hour_ms = floor_to(HOUR_MS, call.budget_ms)
+            spent_units = {
+                "maxPerCall": call.claim.price_units,
+                "maxPerHour": sum(units for at_ms, units in counted if at_ms >= hour_ms),
+                "maxTotal": sum(units for _, units in counted),
+            }
+            need(policy is not None, "a wallet without a policy bought something", call_id)
+            need(policy is None or policy.currency == "USDC", "a policy paid in another currency", call_id)
+            for name, units in spent_units.items():
+                limit_nano = None if policy is None else policy.limit_nano(name)
+                need(limit_nano is None or units * 1_000 <= limit_nano, f"beyond {name}", call_id)
 
     def check_repeated(self, request: Request, call_id: CallId) -> None:
         """A bound signature counts for one call, and ends the plain form, in a repeat too."""

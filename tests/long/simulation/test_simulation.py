@@ -143,6 +143,7 @@ def test_histories_reach_every_state_and_every_end() -> None:
         "KeyTaken",
         "RepeatsOpenCall",
         "UnfinalLimit",
+        "BudgetExceeded",
         "Fenced",
         "away",
     } <= kinds
