@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.budgets import bind, policy_of, store
 from tests.kit.narrowing import problem_of
 from tollway.errors import Code, Refusal
 from tollway.identity.viewers import BookAccess, Viewer
@@ -13,6 +14,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.storage.accounts.viewer_store import SqlViewers
 from tollway.storage.engine.database import Database
+from tollway.storage.ledger.budget_store import BudgetStore
 
 AGENT, OTHER_AGENT = Address(b"\x01" * 20), Address(b"\x02" * 20)
 OWNER, STRANGER = Address(b"\xa1" * 20), Address(b"\xa2" * 20)
@@ -118,9 +120,20 @@ async def test_a_permission_is_accepted_once_and_a_renewal_keeps_that(viewers: S
 
 
 @pytest.fixture
-def access(viewers: SqlViewers) -> BookAccess:
+def access(database: Database) -> BookAccess:
+    return access_at(database)
+
+
+def access_at(database: Database) -> BookAccess:
+    """Of one gateway."""
     limits = replace(DEFAULT_LIMITS, viewers_max=1, viewed_wallets_max=2, menu_wallets_max=1)
-    return BookAccess(viewers, limits=limits, now_ms=lambda: NOW_MS, rate_limiter=RateLimiter())
+    return BookAccess(
+        SqlViewers(database),
+        BudgetStore(database),
+        limits=limits,
+        now_ms=lambda: NOW_MS,
+        rate_limiter=RateLimiter(),
+    )
 
 
 async def allow(access: BookAccess, wallet: Address, viewer: Address) -> Viewer:
@@ -189,3 +202,51 @@ async def test_a_viewer_declines_a_permission(access: BookAccess) -> None:
     assert await access.list_viewers(AGENT) == ()
     with pytest.raises(Refusal):
         await access.resolve_wallet(OWNER, AGENT)
+
+
+# ---- Owners.
+
+
+async def may_read(access: BookAccess, reader: Address, named: Address) -> bool:
+    try:
+        return await access.resolve_wallet(reader, named) == named
+    except Refusal:
+        return False
+
+
+async def test_an_owner_reads_a_wallet_exactly_as_long_as_it_is_bound(database: Database) -> None:
+    """By the next request at another gateway: pending, bound, revoked, expired, bound to another owner."""
+    here, budgets = access_at(database), BudgetStore(database)
+    there = access_at(database)
+    await store(budgets, policy_of(owner=OWNER, agent=AGENT, maxTotal="1"))
+    assert not await may_read(there, OWNER, AGENT), "a pending owner"
+    await bind(budgets, policy_of(owner=OWNER, agent=AGENT, maxTotal="1", nonce=2, not_after=NOW_MS // 1000))
+    for access in (here, there):
+        assert await may_read(access, OWNER, AGENT), "an expired policy leaves the wallet bound"
+        assert not await may_read(access, AGENT, OWNER)
+        assert not await may_read(access, STRANGER, AGENT)
+        assert not await may_read(access, OWNER, OTHER_AGENT)
+    await budgets.revoke_policy(OWNER, AGENT, nonce=3, is_unbinding=False, now_ms=NOW_MS)
+    assert await may_read(there, OWNER, AGENT), "so does a revocation"
+    await budgets.revoke_policy(OWNER, AGENT, nonce=4, is_unbinding=True, now_ms=NOW_MS)
+    assert not await may_read(there, OWNER, AGENT)
+    await bind(budgets, policy_of(owner=STRANGER, agent=AGENT, maxTotal="1"), nonce=2)
+    assert await may_read(there, STRANGER, AGENT)
+    assert not await may_read(there, OWNER, AGENT)
+
+
+async def test_the_wallets_of_an_owner_are_listed_once_the_last_bound_first(
+    access: BookAccess, database: Database
+) -> None:
+    budgets = BudgetStore(database)
+    for number, agent in enumerate((AGENT, OTHER_AGENT), 1):
+        await bind(budgets, policy_of(owner=OWNER, agent=agent, maxTotal="1"), NOW_MS + number)
+    await store(budgets, policy_of(owner=OWNER, agent=Address(b"\x03" * 20), maxTotal="1"))
+    await allow(access, AGENT, OWNER)
+    await access.resolve_wallet(OWNER, AGENT)
+    wallets, are_more = await access.list_wallets(OWNER)
+    assert [(one.wallet, one.until_ms) for one in wallets] == [(OTHER_AGENT, None), (AGENT, None)]
+    assert not are_more
+    (last,), are_more = await access.list_menu(OWNER)
+    assert (last.wallet, are_more) == (OTHER_AGENT, True)
+    assert [(one.viewer, one.until_ms) for one in await access.list_viewers(AGENT)] == [(OWNER, None)]

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import coincurve
 import httpx
 
+from tests.kit.budgets import bind, policy_of
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.chain import MemoryChain
 from tests.kit.chain_blocks import authorizing_token
@@ -43,6 +44,7 @@ from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.listing import CatalogEntry
 from tollway.storage.accounts.identity_store import SqlPageSessions, SqlSessions
 from tollway.storage.accounts.viewer_store import SqlViewers
+from tollway.storage.ledger.budget_store import BudgetStore
 from tollway.storage.ledger.gas_store import GasStore
 from tollway.storage.ledger.history import HistoryStore
 from tollway.storage.ledger.payments import PaymentLedgerStore
@@ -99,6 +101,7 @@ class Services:
         self.webhooks = WebhookHarness(database, now_ms=self.now_ms)
         self.trials = ScriptedTrials()
         self.viewers = SqlViewers(database)
+        self.budgets = BudgetStore(database)
         self._calls_written = 0
         self.addresses: dict[str, list[str]] = {}
         self.documents: dict[str, bytes] = {}
@@ -138,6 +141,7 @@ class Services:
                 limits=DEFAULT_LIMITS,
             ),
             "creations": IdempotentCreate(self.stores.creations, limits=DEFAULT_LIMITS, entropy=self.entropy),
+            "budgets": self.budgets,
             "call_history": self.call_history,
             "payment_ledger": self.payments,
             "period_books": self.period_books,
@@ -236,7 +240,11 @@ class SignedInHarness:
             rate_limiter=rate_limiter,
             authenticate=make_wallet_dependency(authenticator, body_bytes_max=65_536, quota=quota),
             book_access=BookAccess(
-                services.viewers, limits=limits, now_ms=services.read_ms, rate_limiter=rate_limiter
+                services.viewers,
+                services.budgets,
+                limits=limits,
+                now_ms=services.read_ms,
+                rate_limiter=rate_limiter,
             ),
             book_turns=BookTurns() if book_turns is None else book_turns,
             **services.make_members(),
@@ -302,6 +310,11 @@ class SignedInHarness:
             most=DEFAULT_LIMITS.viewers_max,
         )
         await self.services.viewers.accept(wallet.address, viewer.address, now_ms=since_ms)
+
+    async def bind_owner(self, wallet: KeyWallet, owner: KeyWallet) -> None:
+        """The wallet accepts the owner, whose policy has a year to run."""
+        policy = policy_of(owner=owner.address, agent=wallet.address, maxTotal="1")
+        await bind(self.services.budgets, policy, self.services.now_ms)
 
     async def read(self, path: str, status: int = 200) -> PageReader:
         answer = await self.browser.get(path)

@@ -47,6 +47,10 @@ class MemoryBudgets:
         own = [self._count(one) for one in self._rows.budgets.values() if one.owner == owner]
         return tuple(sorted(own, key=lambda one: (-one.stored_ms, one.agent))[:limit])
 
+    async def list_bound(self, owner: Address, *, limit: int) -> tuple[Budget, ...]:
+        own = [one for one in self.bound_budgets() if one.owner == owner]
+        return tuple(sorted(own, key=lambda one: (-(one.bound_ms or 0), one.agent))[:limit])
+
     async def store_policy(
         self, policy: SpendingPolicy, signature: str, *, pending_max: int, now_ms: int
     ) -> Budget | NonceTooLow | TooManyPending | BoundToAnother:

@@ -83,6 +83,7 @@ def page_routers(
         is_session_open=access.has_session,
         book_access=BookAccess(
             viewers,
+            context.budgets,
             limits=context.limits,
             now_ms=context.now_ms,
             rate_limiter=context.rate_limiter,

@@ -65,6 +65,12 @@ def print_viewers(found: Mapping[str, Any]) -> None:
             continue
         print_line(title, style="bold")
         for row in rows:
-            print_line(f"  {format_value(row.get('address'))} until {format_time(row.get('until'))}")
+            until = row.get("until")
+            end = (
+                "as long as the wallet is bound to its owner"
+                if until is None
+                else f"until {format_time(until)}"
+            )
+            print_line(f"  {format_value(row.get('address'))} {end}")
     if found.get("walletsAreMore") is True:
         print_foot("There are more; --wallet reads each of them.")

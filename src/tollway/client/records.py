@@ -684,11 +684,11 @@ class PaymentPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookViewer:
-    """A permission to read books. `address`: of the other wallet."""
+    """A permission to read books. `address`: of the other wallet. `until` None: it is the owner, as long as the wallet is bound."""
 
     address: str
     since: datetime
-    until: datetime
+    until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

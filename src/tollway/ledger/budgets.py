@@ -279,6 +279,10 @@ class BudgetLedger(Protocol):
         """The budgets of an owner, the newest first."""
         ...
 
+    async def list_bound(self, owner: Address, *, limit: int) -> tuple[Budget, ...]:
+        """The budgets to which wallets are bound, of one owner, the last bound first."""
+        ...
+
     async def store_policy(
         self, policy: SpendingPolicy, signature: str, *, pending_max: int, now_ms: int
     ) -> Budget | NonceTooLow | TooManyPending | BoundToAnother:

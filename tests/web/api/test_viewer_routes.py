@@ -6,7 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.kit.budgets import bind, policy_of
 from tests.kit.routes import RouteHarness
+from tests.model.ledger import MemoryLedger
 from tests.web.api.test_history_routes import (
     CALL,
     NOW_MS,
@@ -64,9 +66,13 @@ class Site(RouteHarness):
 
     def __init__(self) -> None:
         self.store = MemoryViewers()
-
+        self.ledger = MemoryLedger(now_ms=lambda: NOW_MS)
         self.access = BookAccess(
-            self.store, limits=DEFAULT_LIMITS, now_ms=lambda: NOW_MS, rate_limiter=RateLimiter()
+            self.store,
+            self.ledger,
+            limits=DEFAULT_LIMITS,
+            now_ms=lambda: NOW_MS,
+            rate_limiter=RateLimiter(),
         )
         super().__init__(book_access=self.access, now_ms=lambda: NOW_MS)
         self.open(viewer_router)
@@ -232,3 +238,16 @@ async def test_a_wallet_with_a_wrong_checksum_is_no_wallet() -> None:
     wrong = str(Address(b"\xab" * 20)).swapcase().replace("0X", "0x")
     response = await ask(FakeRecords(), f"/history?wallet={wrong}", wallet=STRANGER)
     assert (response.status_code, response.json()["errors"][0]["parameter"]) == (422, "wallet")
+
+
+async def test_the_owner_of_a_bound_wallet_is_in_both_lists_and_cannot_be_removed(site: Site) -> None:
+    await bind(site.ledger, policy_of(owner=STRANGER, agent=PAYER, maxTotal="1"), NOW_MS)
+    since = {"since": format_time(NOW_MS), "until": None}
+    await site.ask("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
+    for _ in range(2):
+        viewer, wallet = {"address": str(STRANGER), **since}, {"address": str(PAYER), **since}
+        assert (await site.ask("GET")).json() == {"viewers": [viewer], "wallets": []}
+        assert (await site.ask("GET", wallet=STRANGER)).json() == {"viewers": [], "wallets": [wallet]}
+        await site.ask("DELETE", f"/viewers/{STRANGER}")
+        await site.ask("DELETE", f"/viewers/of/{PAYER}", wallet=STRANGER)
+    assert await site.access.resolve_wallet(STRANGER, PAYER) == PAYER

@@ -688,6 +688,27 @@ async def test_an_owner_declines_a_permission_on_the_page(harness: SignedInHarne
     await harness.read(f"/my/calls?wallet={READER.address}", 404)
 
 
+async def test_an_owner_reads_a_bound_wallet_without_its_permission(harness: SignedInHarness) -> None:
+    """Both see that on the page, and neither ends it there: unbinding does."""
+    await harness.services.write_calls(*MIXED)
+    await harness.bind_owner(READER, OTHER)
+    await harness.sign_in(READER)
+    page = await harness.read("/my/wallets")
+    assert f"{OTHER.address} your owner, as long as this wallet is bound" in page.words
+    assert "Withdraw" not in page.words
+    await harness.sign_in(OTHER)
+    page = await harness.read("/my/wallets")
+    assert f"{READER.address} as long as it is bound to you" in page.words
+    assert "Decline" not in page.words
+    for path in ("/my", "/my/calls", "/my/credit", "/my/spending"):
+        assert str(READER.address) in (await harness.read(path)).text
+    assert "6 calls" in (await harness.read(f"/my/calls?wallet={READER.address}")).words
+    await harness.services.budgets.revoke_policy(
+        OTHER.address, READER.address, nonce=2, is_unbinding=True, now_ms=NOW_MS
+    )
+    await harness.read(f"/my/calls?wallet={READER.address}", 404)
+
+
 async def test_a_menu_and_a_page_have_the_newest_wallets(harness: SignedInHarness) -> None:
     """And the wallet whose books are read, however old its permission is."""
     named = [Address(bytes([number]) * 20) for number in range(1, 61)]
@@ -727,14 +748,17 @@ async def test_a_page_about_a_wallet_that_is_not_yours_is_not_found(
     assert words[0].replace(str(READER.address), "") == words[1].replace(str(THIRD.address), "")
 
 
-async def test_an_owner_follows_the_links_of_an_agents_books(harness: SignedInHarness) -> None:
+@pytest.mark.parametrize("is_bound", [False, True], ids=["named", "bound"])
+async def test_an_owner_follows_the_links_of_an_agents_books(
+    harness: SignedInHarness, is_bound: bool
+) -> None:
     """From the lists of an agent to a ticket, its receipt and the calls of a payment: every link keeps whose books it shows."""
     payment = await harness.services.record_payment(30_000)
     claim = claim_on(payment, 10_000, payer=READER.address, provider=SELLER.address)
     await harness.services.ledger.claim(claim)
     await harness.services.ledger.close(close_of(claim, CallState.CONSUMED))
     harness.services.now_ms += DEFAULT_LIMITS.receipt_wait_s * 1000
-    await harness.name_viewer(READER, OTHER)
+    await (harness.bind_owner if is_bound else harness.name_viewer)(READER, OTHER)
     await harness.sign_in(OTHER)
     calls = await harness.read(f"/my/calls?wallet={READER.address}")
     ticket = await harness.read(find_link(calls, "/my/calls/"))

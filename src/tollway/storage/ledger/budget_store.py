@@ -78,6 +78,12 @@ class BudgetStore:
         query = _select().where(columns.owner == owner).order_by(columns.stored_ms.desc(), columns.agent)
         return await self._database.read(lambda connection: _parse(connection.execute(query.limit(limit))))
 
+    async def list_bound(self, owner: Address, *, limit: int) -> tuple[Budget, ...]:
+        columns = budget_table.c
+        query = _select().where(columns.owner == owner, text(BOUND))
+        query = query.order_by(columns.bound_ms.desc(), columns.agent).limit(limit)
+        return await self._database.read(lambda connection: _parse(connection.execute(query)))
+
     async def store_policy(
         self, policy: SpendingPolicy, signature: str, *, pending_max: int, now_ms: int
     ) -> Budget | NonceTooLow | TooManyPending | BoundToAnother:

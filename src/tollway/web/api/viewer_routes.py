@@ -1,6 +1,6 @@
 """`/api/v2/viewers`: which wallets may read the calls, payments and spending of a wallet, until when. They read with `wallet=` on those routes.
 
-A permission is in the lists of its viewer once the viewer has read with it; the viewer can decline it."""
+A permission is in the lists of its viewer once the viewer has read with it; the viewer can decline it. The owner of a bound wallet is in the lists without a permission."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -19,7 +19,14 @@ from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.http.json import parse_json_object
 from tollway.web.http.problems import NO_CONTENT, refuse_fields
-from tollway.web.http.query import NoParameters, format_time, parse_time, read_members, read_query
+from tollway.web.http.query import (
+    NoParameters,
+    format_time,
+    format_time_if,
+    parse_time,
+    read_members,
+    read_query,
+)
 
 TIME_LENGTH_MAX = 40
 
@@ -111,15 +118,15 @@ def read_until(members: Mapping[str, Any], *, now_ms: int, days_max: int) -> int
     return until_ms
 
 
-def _list_json(permissions: Sequence[Viewer], side: Literal["viewer", "wallet"]) -> list[dict[str, str]]:
+def _list_json(permissions: Sequence[Viewer], side: Literal["viewer", "wallet"]) -> list[dict[str, Any]]:
     return [_viewer_json(one, side) for one in permissions]
 
 
-def _viewer_json(permission: Viewer, side: Literal["viewer", "wallet"]) -> dict[str, str]:
-    """A permission for one of its two wallets, with the address of the other one."""
+def _viewer_json(permission: Viewer, side: Literal["viewer", "wallet"]) -> dict[str, Any]:
+    """A permission for one of its two wallets, with the address of the other one. `until`: null for an owner, as long as the wallet is bound."""
     other = permission.viewer if side == "viewer" else permission.wallet
     return {
         "address": str(other),
         "since": format_time(permission.since_ms),
-        "until": format_time(permission.until_ms),
+        "until": format_time_if(permission.until_ms),
     }
