@@ -22,6 +22,7 @@ from tollway.spending_policy import (
     policy_members,
     read_policy,
     revocation_digest,
+    unbinding_digest,
     write_policy,
 )
 
@@ -57,6 +58,7 @@ def test_wallets_sign_the_same_digests() -> None:
         ("SpendingPolicy", FIELDS, policy_members(POLICY), policy_digest(POLICY)),
         ("PolicyAcceptance", ACCEPTANCE_FIELDS, ends, acceptance_digest(**named)),  # type: ignore[arg-type]
         ("PolicyRevocation", REVOCATION_FIELDS, ends, revocation_digest(**named)),  # type: ignore[arg-type]
+        ("PolicyUnbinding", REVOCATION_FIELDS, ends, unbinding_digest(**named)),  # type: ignore[arg-type]
     ]
     for name, fields, message, digest in rows:
         typed = {

@@ -199,6 +199,13 @@ def revocation_digest(*, owner: Address, agent: Address, gateway: str, nonce: in
     return _digest("PolicyRevocation", REVOCATION_FIELDS, members)
 
 
+def unbinding_digest(*, owner: Address, agent: Address, gateway: str, nonce: int) -> bytes:
+    """What the owner signs to unbind the wallet of the agent, which then spends without a policy: EIP-712 `PolicyUnbinding`. Another type than that of a revocation: a signature
+    that stops an agent must never free it."""
+    members = {"owner": owner, "agent": agent, "gateway": gateway, "nonce": nonce}
+    return _digest("PolicyUnbinding", REVOCATION_FIELDS, members)
+
+
 def hash_type(name: str, fields: Mapping[str, str]) -> bytes:
     return keccak256(f"{name}({','.join(f'{kind} {field}' for field, kind in fields.items())})".encode())
 

@@ -8,7 +8,13 @@ import pytest
 from tollway.cli.budgets import _print_budget, _print_budgets
 from tollway.identity.signatures import parse_signature, recover
 from tollway.ids import Address
-from tollway.spending_policy import acceptance_digest, policy_digest, read_policy, revocation_digest
+from tollway.spending_policy import (
+    acceptance_digest,
+    policy_digest,
+    read_policy,
+    revocation_digest,
+    unbinding_digest,
+)
 
 OTHER = "0x" + "22" * 20
 BUDGET = {
@@ -54,12 +60,15 @@ def test_a_policy_of_another_form_is_not_sent(run: Any, gateway: Any, options: t
 
 
 def test_a_revocation_is_signed(run: Any, gateway: Any) -> None:
-    for options, is_unbinding in (((), False), (("--unbind",), True)):
+    for options, is_unbinding, write_digest in (
+        ((), False, revocation_digest),
+        (("--unbind",), True, unbinding_digest),
+    ):
         assert run("budget", "revoke", OTHER, *options).exit_code == 0
         method, path, body = sent(gateway)
         assert (method, path, body["unbind"]) == ("DELETE", f"/api/v2/budgets/{OTHER}", is_unbinding)
         owner = Address.parse(json.loads(run("wallet", "address", "--json").stdout)["address"])
-        digest = revocation_digest(
+        digest = write_digest(
             owner=owner, agent=Address.parse(OTHER), gateway=gateway.url, nonce=body["nonce"]
         )
         assert recover(digest, parse_signature(body["signature"])) == owner

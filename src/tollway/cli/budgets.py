@@ -22,6 +22,7 @@ from tollway.spending_policy import (
     policy_digest,
     policy_members,
     revocation_digest,
+    unbinding_digest,
 )
 
 Agent = Annotated[str, typer.Argument(metavar="AGENT", help="The wallet of the agent.")]
@@ -88,7 +89,8 @@ def revoke(
     ] = False,
 ) -> None:
     wallet, nonce = read_wallet(caller.session.key_file), _make_nonce()
-    digest = revocation_digest(
+    write_digest = unbinding_digest if unbind else revocation_digest
+    digest = write_digest(
         owner=wallet.address, agent=Address.parse(agent), gateway=_origin_of(caller), nonce=nonce
     )
     signature = "0x" + wallet.sign_digest(digest).hex()

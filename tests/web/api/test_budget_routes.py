@@ -20,6 +20,7 @@ from tollway.spending_policy import (
     policy_digest,
     policy_members,
     revocation_digest,
+    unbinding_digest,
 )
 from tollway.web.api.budget_routes import budget_router
 
@@ -85,7 +86,8 @@ class Site(RouteHarness):
         return await self.ask("PUT", by, f"/{AGENT}", body)
 
     async def revoke(self, nonce: int, by: Address = OWNER, **more: Any) -> httpx.Response:
-        digest = revocation_digest(owner=by, agent=AGENT, gateway=PUBLIC_URL, nonce=nonce)
+        write_digest = unbinding_digest if more.get("unbind") else revocation_digest
+        digest = write_digest(owner=by, agent=AGENT, gateway=PUBLIC_URL, nonce=nonce)
         return await self.ask("DELETE", by, json={"nonce": nonce, "signature": sign(by, digest), **more})
 
     async def states(self, wallet: Address = AGENT) -> list[str]:
@@ -126,6 +128,30 @@ async def test_revoking_leaves_the_wallet_bound_and_unbinding_frees_it(site: Sit
     assert (await site.ask("GET", AGENT)).json()["budgets"][0]["isBound"] is True
     assert (await site.revoke(3, unbind=True)).json()["isBound"] is False
     assert await site.ledger.find_binding(AGENT) is None
+
+
+async def test_a_session_unbinds_nothing_and_a_signature_does_what_it_names(site: Site) -> None:
+    """The proof of the request, a session too, says who asks; what is signed by the owner says what becomes of the wallet. Each refusal changes nothing."""
+    await site.put(policy())
+    await site.accept()
+    members: dict[str, Any] = {"owner": OWNER, "agent": AGENT, "gateway": PUBLIC_URL, "nonce": 2}
+    for unbind, digest, signer in (
+        (True, revocation_digest(**members), OWNER),
+        (False, unbinding_digest(**members), OWNER),
+        (True, unbinding_digest(**members), AGENT),
+        (True, unbinding_digest(**{**members, "gateway": "https://other.example"}), OWNER),
+        (True, unbinding_digest(**{**members, "agent": OTHER}), OWNER),
+        (True, unbinding_digest(**{**members, "nonce": 3}), OWNER),
+    ):
+        body = {"nonce": 2, "signature": sign(signer, digest), "unbind": unbind}
+        assert errors_of(await site.ask("DELETE", OWNER, json=body)) == [("/signature", "wrong_signer")]
+    unsigned = await site.ask("DELETE", OWNER, json={"nonce": 2, "unbind": True})
+    assert errors_of(unsigned) == [("/signature", "required")]
+    assert (await site.ask("DELETE", AGENT, json=body)).status_code == 404
+    assert (await site.ask("DELETE", None, json=body)).status_code == 401
+    assert await site.states() == ["in_force"]
+    body = {"nonce": 2, "signature": sign(OWNER, unbinding_digest(**members)), "unbind": True}
+    assert (await site.ask("DELETE", OWNER, json=body)).json()["isBound"] is False
 
 
 async def test_budgets_are_shown_to_their_two_wallets_alone(site: Site) -> None:

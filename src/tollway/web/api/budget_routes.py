@@ -33,6 +33,7 @@ from tollway.spending_policy import (
     policy_digest,
     policy_members,
     revocation_digest,
+    unbinding_digest,
 )
 from tollway.validation import RequestModel, in_range, read_parsed, read_text, read_texts, value_error
 from tollway.web.api.auth_routes import client_address_of
@@ -127,7 +128,8 @@ class AcceptanceBody(RequestModel):
 
 
 class RevocationBody(RequestModel):
-    """The body of `DELETE /budgets/{agent}`. `unbind`: the wallet has no owner any more, instead of buying nothing."""
+    """The body of `DELETE /budgets/{agent}`. `unbind`: the wallet has no owner any more, instead of buying nothing. `signature`: of a `PolicyUnbinding` then, otherwise of a
+    `PolicyRevocation`."""
 
     nonce: _Nonce
     signature: _Signature
@@ -202,7 +204,8 @@ class _BudgetHandlers:
         if known is None:
             raise Refusal(NOT_FOUND)
         await self._quota.charge(caller.address, client_address=client_address_of(request))
-        digest = revocation_digest(
+        write_digest = unbinding_digest if body.unbind else revocation_digest
+        digest = write_digest(
             owner=caller.address, agent=agent, gateway=self._context.origin, nonce=body.nonce
         )
         await self.check_owner(digest, body.signature, caller.address, known.network, request)
