@@ -108,6 +108,50 @@ async def test_an_authorization_beyond_the_budget_is_refused_before_the_chain_is
     assert [one.limit for one in gateway.access.bindings.announced] == ["maxTotal"]
 
 
+@pytest.mark.parametrize("rail", ["transaction", "credit", "authorization"])
+async def test_a_price_in_another_currency_is_refused_before_the_chain_is_asked(
+    gateway: InProcessGateway, rail: str
+) -> None:
+    """A limit in one currency says nothing about another, so it covers no call in it."""
+    await gateway.publish()
+    payer = Payer.funded(gateway, 100_000)
+    proof, agent = TxHash(keccak256(b"new")), gateway.sample_payment().payer
+    if rail == "credit":
+        payment = await gateway.pay(100_000)
+        proof, agent = payment.tx_hash, payment.payer
+        assert (await gateway.ask(headers=gateway.plain_proof(proof))).status == 200
+    if rail == "authorization":
+        agent = payer.address
+    served, before = len(gateway.upstream.arrived), gateway.chain.requests.total()
+    await bind(gateway.ledger, policy(gateway, agent, maxTotal="9", currency="EURC"), gateway.now_ms)
+    if rail == "authorization":
+        answer = await payer.buy()
+    else:
+        answer = await gateway.ask(headers=gateway.plain_proof(proof))
+    problem = answer.problem
+    assert (answer.status, problem["code"], problem["reason"]) == (403, "budget_exceeded", "other_currency")
+    assert (problem["currency"], problem["retryable"]) == ("EURC", False)
+    assert not has_terms(answer)
+    assert gateway.chain.requests.total() == before
+    assert len(gateway.upstream.arrived) == served
+
+
+@pytest.mark.parametrize("deposit", [None, 1_000_000], ids=["voucher", "deposit"])
+async def test_a_voucher_in_another_currency_is_refused_before_the_chain_is_asked(
+    channel: ChannelCaller, deposit: int | None
+) -> None:
+    gateway = channel.gateway
+    agent, before = channel.signer.address, gateway.chain_requests
+    await bind(gateway.ledger, policy(gateway, agent, maxTotal="9", currency="EURC"), gateway.now_ms)
+    signer = channel.signs(deposit_salt=b"\x02" * 32)
+    answer = await (signer.spend(20_000) if deposit is None else signer.open(deposit, ceiling=20_000))
+    problem = answer.problem
+    assert (answer.status, problem["code"], problem["reason"]) == (403, "budget_exceeded", "other_currency")
+    assert not has_terms(answer)
+    assert gateway.chain_requests == before
+    assert gateway.served == 1
+
+
 async def revoke_all(channel: ChannelCaller) -> None:
     """Binds the wallet, and revokes its policy."""
     ledger, now_ms = channel.gateway.ledger, channel.gateway.now_ms

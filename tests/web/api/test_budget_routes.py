@@ -5,6 +5,7 @@ from typing import Any
 import coincurve
 import httpx
 import pytest
+from eth_account import Account
 
 from tests.kit.budgets import policy_of
 from tests.kit.routes import NOW_MS, PUBLIC_URL, RouteHarness
@@ -15,6 +16,7 @@ from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
 from tollway.spending_policy import (
+    FIELDS,
     SpendingPolicy,
     acceptance_digest,
     policy_digest,
@@ -170,13 +172,23 @@ async def test_budgets_are_shown_to_their_two_wallets_alone(site: Site) -> None:
         ({"agent": OTHER}, [("/policy/agent", "other_wallet")]),
         ({"gateway": "https://other.example"}, [("/policy/gateway", "other_gateway")]),
         ({"gateway": PUBLIC_URL + "/"}, [("/policy/gateway", "other_gateway")]),
+        ({"gateway": ""}, [("/policy/gateway", "other_gateway")]),
         ({"currency": "EURC"}, [("/policy/currency", "unknown_currency")]),
+        ({"currency": "usdc"}, [("/policy/currency", "unknown_currency")]),
         ({"network": "eip155:1"}, [("/policy/network", "unknown_network")]),
         ({"network": "main"}, [("/policy/network", "unknown_network")]),
         ({"not_after": NOW_S}, [("/policy/notAfter", "expired")]),
         ({"not_before": NOW_S + 86_400}, [("/policy/notAfter", "before_begin")]),
         ({"maxPerDay": ""}, [("/policy/maxTotal", "no_limit")]),
         ({"maxPerDay": "2", "maxPerMonth": "1"}, [("/policy/maxPerDay", "above_longer_limit")]),
+        (
+            {"maxPerDay": "", "maxPerCall": "2", "maxTotal": "1"},
+            [("/policy/maxPerCall", "above_longer_limit")],
+        ),
+        (
+            {"maxPerHour": "6", "maxTotal": "4"},
+            [("/policy/maxPerHour", "above_longer_limit"), ("/policy/maxPerDay", "above_longer_limit")],
+        ),
         ({"maxPerDay": "1e3"}, [("/policy/maxPerDay", "amount")]),
         ({"maxPerDay": "9223372037"}, [("/policy/maxPerDay", "amount")]),
         ({"allow": ("tag:b", "tag:a")}, [("/policy/allow", "not_sorted")]),
@@ -245,6 +257,41 @@ async def test_another_signature_is_refused(site: Site) -> None:
     assert await site.states() == ["pending"]
 
 
+DOMAIN = {"name": "Tollway", "version": "1"}
+
+
+@pytest.mark.parametrize(
+    ("domain", "status"),
+    [
+        (DOMAIN, 200),
+        ({**DOMAIN, "name": "Other"}, 422),
+        ({**DOMAIN, "version": "2"}, 422),
+        ({**DOMAIN, "chainId": 84532}, 422),
+        ({**DOMAIN, "verifyingContract": "0x" + "0a" * 20}, 422),
+    ],
+    ids=["ours", "another name", "another version", "with a chain", "with a contract"],
+)
+async def test_a_policy_is_signed_in_one_domain(site: Site, domain: dict[str, Any], status: int) -> None:
+    kinds = {"name": "string", "version": "string", "chainId": "uint256", "verifyingContract": "address"}
+    types = {"EIP712Domain": {name: kinds[name] for name in domain}, "SpendingPolicy": FIELDS}
+    members = policy_members(policy())
+    typed = {
+        "types": {
+            name: [{"name": field, "type": kind} for field, kind in fields.items()]
+            for name, fields in types.items()
+        },
+        "primaryType": "SpendingPolicy",
+        "domain": domain,
+        "message": members,
+    }
+    signature = Account.sign_typed_data(OWNER_KEY.secret, full_message=typed).signature.hex()
+    answer = await site.ask("PUT", OWNER, json={"policy": members, "signature": "0x" + signature})
+    assert answer.status_code == status
+    if status != 200:
+        assert errors_of(answer) == [("/signature", "wrong_signer")]
+    assert await site.states() == (["pending"] if status == 200 else [])
+
+
 async def test_nobody_accepts_for_the_agent_and_nobody_revokes_for_the_owner(site: Site) -> None:
     await site.put(policy())
     assert (await site.accept(by=OWNER)).status_code == 422
@@ -274,6 +321,12 @@ async def test_a_replayed_or_lower_nonce_is_refused(site: Site) -> None:
         )
     assert (await site.revoke(6)).status_code == 200
     assert (await site.put(policy(nonce=5))).json()["reason"] == "nonce_not_higher"
+    await site.revoke(7, unbind=True)
+    await site.put(policy(nonce=8))
+    refused = await site.accept()
+    assert (refused.status_code, refused.json()["reason"]) == (409, "nonce_not_higher"), "an acceptance too"
+    await site.accept(nonce=2)
+    await site.revoke(9)
     assert (await site.ask("GET", OWNER)).json()["budgets"][0]["state"] == "revoked"
 
 
