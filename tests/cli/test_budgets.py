@@ -21,7 +21,9 @@ BUDGET = {
     "owner": OTHER,
     "agent": OTHER,
     "state": "pending",
-    "policy": {"currency": "USDC"},
+    "isBound": False,
+    "policy": {"currency": "USDC", "notAfter": 1_798_761_600},
+    "spent": {"hour": "0", "day": "0.8", "month": "0.8", "total": "0.8"},
     "left": [{"limit": "maxPerDay", "amount": "4.2", "resetsAt": "2026-11-22T00:00:00.000Z"}],
 }
 
@@ -93,5 +95,6 @@ def test_budgets_are_shown(run: Any, gateway: Any, capsys: Any) -> None:
     _print_budgets({"budgets": []})
     text = capsys.readouterr().out
     assert "maxPerDay: 4.2 USDC left until 2026-11-22 00:00:00 UTC" in text
+    assert "policy until 2027-01-01 00:00:00 UTC" in text
     assert "tollway budget accept OWNER" in text
     assert "You have signed no policy" in text

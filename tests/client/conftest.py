@@ -186,10 +186,14 @@ class FakeGateway:
     served: int = 0
     actual: int | None = None
     """What each call costs in the end, at most the price; the head has the maximum. None: a fixed price."""
+    budgets: Callable[[httpx.Request], httpx.Response] | None = None
+    """The answer of `/budgets`. None: the wallet has no owner, and has signed no policy."""
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         if request.url.host == "node.test":
             return self._node(request)
+        if request.url.path.startswith("/api/v2/budgets"):
+            return self.refuse(404, "budget_not_found") if self.budgets is None else self.budgets(request)
         self.seen.append(request)
         if self.answers:
             return self.answers.pop(0)(request)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -25,6 +26,7 @@ from tollway.client.errors import (
     NodeUnreachable,
     PaymentPending,
     PaymentRefused,
+    PolicyExceeded,
     PriceAboveMax,
 )
 from tollway.client.responses import CallResponse, PaymentInfo
@@ -161,6 +163,8 @@ def test_payment_headers_become_a_price_a_state_and_an_id_or_nothing() -> None:
         (PriceAboveMax("It costs 1."), "price_above_max", "Nothing was paid. Only the owner"),
         (PriceAboveMax("It costs 1.", transaction=TX), "price_above_max", "Nothing more was paid."),
         (BudgetExhausted("Too much."), "budget_exhausted", "Nothing was paid. Only the owner"),
+        (PolicyExceeded("0.2 left."), "budget_exceeded", "Nothing was paid. The owner of this wallet set that limit"),
+        (PolicyExceeded("0.2 left.", transaction=TX), "budget_exceeded", "Nothing more was paid. The owner"),
         (CannotPay("No offer."), "cannot_pay", "Nothing was paid."),
         (NodeUnreachable("Away."), "node_unreachable", "Nothing was paid."),
         (PaymentPending("Wait."), "payment_pending", "exactly the same arguments"),
@@ -200,6 +204,17 @@ def test_an_undecided_payment_names_what_the_gateway_waits_for() -> None:
         "chain_unavailable",
         True,
     )
+
+
+def test_a_call_beyond_the_policy_of_the_owner_names_what_is_left_and_until_when() -> None:
+    moment = datetime(2026, 11, 23, tzinfo=UTC)
+    named = {"reason": "limit", "limit": "maxPerDay", "left": "0.2", "currency": "USDC"}
+    failure = PolicyExceeded("The call costs more.", resets_at=moment, **named)  # type: ignore[arg-type]
+    error = describe_failure(failure, limits=LIMITS).document["error"]
+    assert isinstance(error, dict)
+    assert {name: error[name] for name in named} == named
+    assert (error["resetsAt"], error["isRetryable"]) == ("2026-11-23T00:00:00+00:00", True)
+    assert "limits" not in error, "those of this machine allow the call"
 
 
 @pytest.mark.parametrize(

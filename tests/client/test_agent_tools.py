@@ -177,6 +177,59 @@ async def test_limits_over_many_calls_are_kept_and_named(make, gateway, limits, 
     assert status["spent"] == {"session": {"USDC": "0.02"}, "total": {"USDC": "0.02"}}
 
 
+BUDGET = {
+    "owner": "0x" + "a1" * 20,
+    "agent": "0x" + "a2" * 20,
+    "state": "in_force",
+    "isBound": True,
+    "policy": {"currency": "USDC", "maxPerDay": "5", "notAfter": 1_798_761_600, "allow": ["tag:quotes"]},
+    "spent": {"hour": "0", "day": "4.8", "month": "4.8", "total": "9"},
+    "left": [{"limit": "maxPerDay", "amount": "0.2", "resetsAt": "2026-11-23T00:00:00.000Z"}],
+}
+NO_POLICY = "Without a policy in force this wallet buys nothing here. Ask its owner for one."
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        (None, None),
+        ({**BUDGET, "isBound": False, "state": "pending"}, None),
+        (
+            BUDGET,
+            {
+                "owner": BUDGET["owner"],
+                "state": "in_force",
+                "left": ["maxPerDay: 0.2 USDC left until 2026-11-23 00:00:00 UTC"],
+                "policyUntil": "2027-01-01 00:00:00 UTC",
+                "allow": ["tag:quotes"],
+            },
+        ),
+        (
+            {**BUDGET, "state": "revoked", "policy": None, "left": []},
+            {"owner": BUDGET["owner"], "state": "revoked", "advice": NO_POLICY},
+        ),
+    ],
+    ids=["no owner", "pending", "in force", "revoked"],
+)
+async def test_an_agent_reads_what_its_owner_lets_it_spend_at_the_gateway(make, gateway, budget, told):
+    if budget is not None:
+        gateway.budgets = lambda _: httpx.Response(200, json={"budgets": [budget]})
+    status = (await run_tool(make(), "wallet_status")).document
+    assert status.get("ownerBudget") == told
+    assert status.get("notice") == (None if told is None else UNTRUSTED)
+    assert status["limits"]["total"] == "5 USDC"
+
+
+async def test_the_limits_of_this_machine_are_read_without_the_gateway(make, gateway):
+    def cut(request):
+        raise httpx.ConnectError("away", request=request)
+
+    gateway.budgets = cut
+    status = (await run_tool(make(), "wallet_status")).document
+    assert status["limits"]["total"] == "5 USDC"
+    assert status["ownerBudget"]["error"]["code"] == "gateway_unreachable"
+
+
 def lost(request):
     raise httpx.ReadError("cut", request=request)
 

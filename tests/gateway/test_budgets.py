@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from tests.kit.channel_sales import ChannelCaller, ChannelSales
 from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer, has_terms
 from tests.kit.upstream import hang_up, plain
+from tollway.client.call_io import GatewayResponse
+from tollway.client.response_rules import CallResult, build_policy_exceeded
 from tollway.ids import Address, TxHash, keccak256
 from tollway.ledger.records import CallState
 from tollway.spending_policy import SpendingPolicy
@@ -55,6 +58,13 @@ async def test_a_payment_buys_no_more_than_the_policy_allows(gateway: InProcessG
     assert (problem["limit"], problem["left"], problem["currency"]) == ("maxPerDay", "0", "USDC")
     assert problem["retryable"] is True
     assert problem["resetsAt"].endswith("T00:00:00.000Z")
+    day = problem["resetsAt"][:10]
+    assert f"has left: 0 USDC of maxPerDay until {day} 00:00:00 UTC." in problem["detail"]
+    read = build_policy_exceeded(
+        CallResult(response=GatewayResponse(status=403, headers={}, problem=problem))
+    )
+    assert (read.reason, read.limit, read.left, read.currency) == ("limit", "maxPerDay", "0", "USDC")
+    assert read.resets_at == datetime.fromisoformat(problem["resetsAt"])
     assert not has_terms(answer)
     assert len(gateway.upstream.arrived) == 3
 

@@ -284,11 +284,7 @@ class AsgiBuilder:
             held_calls=parts.settlement_services.held_calls,
             refunds=parts.refunds,
             book_access=BookAccess(
-                parts.viewers,
-                parts.budgets,
-                limits=limits,
-                now_ms=now_ms,
-                rate_limiter=parts.rate_limiter,
+                parts.viewers, parts.budgets, limits=limits, now_ms=now_ms, rate_limiter=parts.rate_limiter
             ),
             budgets=parts.budgets,
             book_turns=BookTurns(),

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tollway.cli.history import format_time
 from tollway.cli.inputs import Caller, caller_command, read_moment, read_wallet
-from tollway.cli.output import list_objects, print_foot, print_line
+from tollway.cli.output import print_foot, print_line
 from tollway.client import requests
+from tollway.client.records import BudgetList, WalletBudget, read_record
 from tollway.client.safe_text import format_value
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address
@@ -128,21 +128,24 @@ def _read_targets(given: list[str] | None) -> tuple[str, ...]:
 
 
 def _print_budgets(found: Mapping[str, Any]) -> None:
-    budgets = list_objects(found.get("budgets"))
+    budgets = read_record(BudgetList, found).budgets
     for budget in budgets:
-        _print_budget(budget)
+        _print_record(budget)
     if not budgets:
         print_foot("You have signed no policy; tollway budget set AGENT --max-per-day 5 --until DAY.")
 
 
-def _print_budget(budget: Mapping[str, Any]) -> None:
-    policy = budget.get("policy")
-    currency = policy.get("currency", "") if isinstance(policy, Mapping) else ""
-    print_line(f"{format_value(budget.get('agent'))} {format_value(budget.get('state'))}", style="bold")
-    print_line(f"  owner {format_value(budget.get('owner'))}")
-    for left in list_objects(budget.get("left")):
-        resets = "" if left.get("resetsAt") is None else f" until {format_time(left.get('resetsAt'))}"
-        amount = f"{format_value(left.get('amount'))} {format_value(currency)}"
-        print_line(f"  {format_value(left.get('limit'))}: {amount} left{resets}")
-    if budget.get("state") == "pending":
+def _print_budget(found: Mapping[str, Any]) -> None:
+    _print_record(read_record(WalletBudget, found))
+
+
+def _print_record(budget: WalletBudget) -> None:
+    print_line(f"{format_value(budget.agent)} {format_value(budget.state)}", style="bold")
+    end = budget.describe_end()
+    print_line(f"  owner {format_value(budget.owner)}")
+    if end is not None:
+        print_line(f"  policy until {end}")
+    for text in budget.describe_left():
+        print_line(f"  {format_value(text)}")
+    if budget.state == "pending":
         print_foot("It counts once the agent accepts: tollway budget accept OWNER, with the agent's key.")

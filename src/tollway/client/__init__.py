@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tollway.client.errors import NotPaid as NotPaid
     from tollway.client.errors import PaymentPending as PaymentPending
     from tollway.client.errors import PaymentRefused as PaymentRefused
+    from tollway.client.errors import PolicyExceeded as PolicyExceeded
     from tollway.client.errors import PriceAboveMax as PriceAboveMax
     from tollway.client.errors import ResponseUnreadable as ResponseUnreadable
     from tollway.client.errors import StoreUnusable as StoreUnusable
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from tollway.client.records import FacetCounts as FacetCounts
     from tollway.client.records import GatewayNetwork as GatewayNetwork
     from tollway.client.records import GatewayStatus as GatewayStatus
+    from tollway.client.records import LimitLeft as LimitLeft
     from tollway.client.records import ListedApi as ListedApi
     from tollway.client.records import ListingDetails as ListingDetails
     from tollway.client.records import ListingStats as ListingStats
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from tollway.client.records import PaymentPage as PaymentPage
     from tollway.client.records import PaymentStatus as PaymentStatus
     from tollway.client.records import PeriodSum as PeriodSum
+    from tollway.client.records import PolicyTerms as PolicyTerms
     from tollway.client.records import PriceQuote as PriceQuote
     from tollway.client.records import ReceiptFields as ReceiptFields
     from tollway.client.records import RecordedCall as RecordedCall
@@ -71,10 +74,12 @@ if TYPE_CHECKING:
     from tollway.client.records import SearchPage as SearchPage
     from tollway.client.records import SignedReceipt as SignedReceipt
     from tollway.client.records import SpendingReport as SpendingReport
+    from tollway.client.records import SpentSums as SpentSums
     from tollway.client.records import StateSum as StateSum
     from tollway.client.records import TrialResponse as TrialResponse
     from tollway.client.records import UnitSum as UnitSum
     from tollway.client.records import ViewerList as ViewerList
+    from tollway.client.records import WalletBudget as WalletBudget
     from tollway.client.records import WebhookGap as WebhookGap
     from tollway.client.records import WebhookList as WebhookList
     from tollway.client.records import WebhookSecret as WebhookSecret
@@ -92,19 +97,19 @@ _NAMES = {
     "errors": (
         "BudgetExhausted CallHeld CallerFailure CannotPay FeeAboveMax FieldProblem GatewayProblem "
         "GatewayRefused GatewayResponseInvalid GatewayUnreachable HeaderInvalid HttpNotAllowed "
-        "IssuersUnusable NodeUnreachable NotPaid PaymentPending PaymentRefused PriceAboveMax "
-        "ResponseUnreadable StoreUnusable"
+        "IssuersUnusable NodeUnreachable NotPaid PaymentPending PaymentRefused PolicyExceeded "
+        "PriceAboveMax ResponseUnreadable StoreUnusable"
     ),
     "provider": "Forwarded ForwardedRefused ForwardedVerifier",
     "quote": "Cap",
     "receipts": "verify_receipt",
     "records": (
-        "AgentDocument AssetSum BookViewer CallPage ChannelSum DeliveryPage DeliveryStatus DescribedOperation "
-        "FacetCounts GatewayNetwork GatewayStatus ListedApi ListingDetails ListingStats MeasuredQuality "
-        "NetworkList NetworkStatus OfferedPayment OwnershipStatus PaymentPage PaymentStatus PeriodSum "
-        "PriceQuote ReceiptFields RecordedCall RecordedPayment SalesReport SearchPage SignedReceipt "
-        "SpendingReport StateSum TrialResponse UnitSum ViewerList WebhookGap WebhookList WebhookSecret "
-        "WebhookStatus"
+        "AgentDocument AssetSum BookViewer CallPage ChannelSum DeliveryPage DeliveryStatus "
+        "DescribedOperation FacetCounts GatewayNetwork GatewayStatus LimitLeft ListedApi ListingDetails "
+        "ListingStats MeasuredQuality NetworkList NetworkStatus OfferedPayment OwnershipStatus "
+        "PaymentPage PaymentStatus PeriodSum PolicyTerms PriceQuote ReceiptFields RecordedCall "
+        "RecordedPayment SalesReport SearchPage SignedReceipt SpendingReport SpentSums StateSum "
+        "TrialResponse UnitSum ViewerList WalletBudget WebhookGap WebhookList WebhookSecret WebhookStatus"
     ),
     "responses": "CallResponse PaymentInfo",
     "transfer": "Patience",

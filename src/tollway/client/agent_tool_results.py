@@ -22,6 +22,7 @@ from tollway.client.errors import (
     NotPaid,
     PaymentPending,
     PaymentRefused,
+    PolicyExceeded,
     PriceAboveMax,
     StoreUnusable,
 )
@@ -33,8 +34,10 @@ from tollway.client.operation_list import (
     order_by_similarity,
     serves,
 )
+from tollway.client.records import WalletBudget
 from tollway.client.responses import CallResponse, is_from_gateway, read_json
 from tollway.client.safe_text import bound_document, format_json, format_value, plain, plain_line
+from tollway.spending_policy import TARGETS_MAX
 
 BODY_BYTES_MAX = 200_000
 """A longer body is cut, and marked with `isBodyCut`."""
@@ -64,6 +67,7 @@ _ADVICE_EXPIRED = "Nothing more was paid. Repeat it in half an hour with exactly
 _ADVICE_STORE = "Nothing was signed. Only the owner of this wallet can repair its store."
 _ADVICE_NOTHING_PAID = "Nothing was paid."
 _ADVICE_OWNER = "Only the owner of this wallet can raise its limits; an agent cannot."
+_ADVICE_POLICY = "The owner of this wallet set that limit at the gateway: choose a cheaper call, wait until `resetsAt` where it is given, or ask the owner. wallet_status says what is left."
 _ADVICE_OWN_MAXIMUM = (
     "The limit was your own `maxPrice`: raise it, up to `perCall` in `limits`, or leave it out."
 )
@@ -185,6 +189,10 @@ def describe_failure(
         more["transaction"] = str(failure.transaction)
     if isinstance(failure, PriceAboveMax | FeeAboveMax | BudgetExhausted):
         more["limits"] = dict(limits)
+    if isinstance(failure, PolicyExceeded):
+        ends = None if failure.resets_at is None else failure.resets_at.isoformat()
+        named = {"limit": failure.limit, "left": failure.left, "currency": failure.currency, "resetsAt": ends}
+        more |= {"reason": failure.reason, **named}
     if isinstance(failure, CallHeld):
         more |= {"callId": read_id(failure.call_id), "callUrl": _format_value(failure.call_url)}
     if isinstance(failure, PaymentRefused | PaymentPending) and failure.reason is not None:
@@ -206,6 +214,9 @@ def _advise(failure: CallerFailure, own_maximum: str | None) -> str | None:
             return (
                 f"{_ADVICE_NOTHING_PAID if failure.transaction is None else 'Nothing more was paid.'} {limit}"
             )
+        case PolicyExceeded():
+            paid = _ADVICE_NOTHING_PAID if failure.transaction is None else "Nothing more was paid."
+            return f"{paid} {_ADVICE_POLICY}"
         case NotPaid():
             return _ADVICE_NOTHING_PAID if failure.transaction is None else "Nothing more was paid."
         case PaymentPending() | GatewayUnreachable():
@@ -222,6 +233,26 @@ def _advise(failure: CallerFailure, own_maximum: str | None) -> str | None:
             )
         case _:
             return None
+
+
+def describe_budget(budget: WalletBudget | None) -> dict[str, object] | None:
+    """What the owner of the wallet lets it spend at the gateway; None where it is bound to none."""
+    if budget is None:
+        return None
+    members: dict[str, object] = {"owner": _cut_text(budget.owner, VALUE_CHARACTERS_MAX)}
+    members["state"] = _cut_text(budget.state, VALUE_CHARACTERS_MAX)
+    if budget.state != "in_force":
+        members["advice"] = "Without a policy in force this wallet buys nothing here. Ask its owner for one."
+    elif budget.policy is not None:
+        members["left"] = [_cut_text(text, VALUE_CHARACTERS_MAX) for text in budget.describe_left()]
+        members["policyUntil"] = budget.describe_end()
+        targets = (("allow", budget.policy.allow), ("deny", budget.policy.deny))
+        members |= {
+            name: [_cut_text(one, VALUE_CHARACTERS_MAX) for one in named[:TARGETS_MAX]]
+            for name, named in targets
+            if named
+        }
+    return members
 
 
 def _format_value(text: str | None) -> str | None:

@@ -25,6 +25,7 @@ from tollway.client.agent_tool_results import (
     AgentToolResult,
     add_operations,
     bound_result,
+    describe_budget,
     describe_call,
     describe_failure,
     describe_listing,
@@ -192,7 +193,8 @@ TOOLS = (
     AgentTool(
         name="wallet_status",
         title="Wallet and limits",
-        description="Read the wallet that pays, its limits per call, per session and in total, and the amounts spent.",
+        description="Read the wallet that pays, its limits per call, per session and in total, the amounts spent, and "
+        "what its owner lets it spend at this gateway: what is left, until when.",
         input_schema=_object(),
     ),
 )
@@ -221,6 +223,8 @@ def _validator(name: str) -> Draft202012Validator:
 
 CALLS_AT_ONCE_MAX = 8
 LOOKUPS_AT_ONCE_MAX = 8
+OWNER_BUDGET_WAIT_S = 10.0
+_NO_BUDGET_YET = "The gateway has not answered what the owner lets this wallet spend. Ask again later."
 SEARCH_LIMIT = 10
 HISTORY_LIMIT = 10
 DEFAULT_FEE = "ten times the payment or 0.05 dollars, and never more than the maximum of the network"
@@ -378,6 +382,7 @@ class AgentTools:
     async def _describe_wallet(self, _: Arguments) -> AgentToolResult:
         spending = await asyncio.to_thread(self.client.spending)
         address = self.client.address
+        owner = {} if address is None else await self._describe_owner_budget()
         return AgentToolResult(
             {
                 "gateway": self.client.gateway,
@@ -387,8 +392,20 @@ class AgentTools:
                     "session": _describe_amounts(spending.session),
                     "total": _describe_amounts(spending.total),
                 },
+                **owner,
             }
         )
+
+    async def _describe_owner_budget(self) -> Mapping[str, object]:
+        """What the owner of the wallet lets it spend at the gateway; nothing for a wallet without an owner. The limits of this machine hold without the gateway."""
+        try:
+            async with asyncio.timeout(OWNER_BUDGET_WAIT_S):
+                budget = describe_budget(await self.client.budget())
+        except CallerFailure as failure:
+            return {"ownerBudget": describe_failure(failure, limits={}).document}
+        except TimeoutError:
+            return {"ownerBudget": AgentToolResult.of_error("gateway_unreachable", _NO_BUDGET_YET).document}
+        return {} if budget is None else {"notice": UNTRUSTED, "ownerBudget": budget}
 
 
 def _read_options(arguments: Arguments, limit: Cap) -> CallOptions:

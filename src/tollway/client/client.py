@@ -45,7 +45,7 @@ from tollway.client.channel_exit import (
 )
 from tollway.client.control import CallStatus, ControlMethods, ControlPlane, Role
 from tollway.client.deadline import open_transport, within
-from tollway.client.driver import DEADLINE_S, TIMEOUT, ClientOptions, Driver, read_clock
+from tollway.client.driver import DEADLINE_S, NO_WALLET, TIMEOUT, ClientOptions, Driver, read_clock
 from tollway.client.errors import CannotPay
 from tollway.client.exchange import (
     RESPONSE_BYTES_MAX,
@@ -437,6 +437,11 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
             driver.end_call(plan)
             await exchange.close()
 
+    def _own_address(self) -> str:
+        if self.address is None:
+            raise CannotPay(NO_WALLET)
+        return str(self.address)
+
     async def _send_control(self, request: ControlRequest) -> ControlResponse:
         return await Exchange(self._driver, self._http).send_control(request)
 
@@ -654,6 +659,7 @@ class TollwayClient(PayingClient[httpx.BaseTransport, AbstractContextManager[Cal
     show_to = _blocking(AsyncTollwayClient.show_to)
     hide_from = _blocking(AsyncTollwayClient.hide_from)
     decline = _blocking(AsyncTollwayClient.decline)
+    budget = _blocking(AsyncTollwayClient.budget)
     webhooks = _blocking(AsyncTollwayClient.webhooks)
     add_webhook = _blocking(AsyncTollwayClient.add_webhook)
     remove_webhook = _blocking(AsyncTollwayClient.remove_webhook)

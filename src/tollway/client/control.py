@@ -16,6 +16,7 @@ from tollway.client.quote import parse_amount
 from tollway.client.records import (
     AgentDocument,
     BookViewer,
+    BudgetList,
     CallPage,
     DeliveryPage,
     FacetCounts,
@@ -33,6 +34,7 @@ from tollway.client.records import (
     SpendingReport,
     TrialResponse,
     ViewerList,
+    WalletBudget,
     WebhookList,
     WebhookStatus,
     read_agent_document,
@@ -40,6 +42,7 @@ from tollway.client.records import (
     read_record,
 )
 from tollway.client.requests import GatewayDocument, named_options, read_document
+from tollway.errors import Code
 
 PRICE_DECIMALS_MAX = 9
 
@@ -54,6 +57,10 @@ class ControlPlane:
     """The exchange with the control plane, which each client performs."""
 
     async def _send_control(self, request: ControlRequest) -> ControlResponse:
+        raise NotImplementedError
+
+    def _own_address(self) -> str:
+        """Raises `CannotPay` without a wallet."""
         raise NotImplementedError
 
     async def _fetch(self, request: ControlRequest) -> GatewayDocument:
@@ -260,6 +267,21 @@ class ControlMethods(ControlPlane):
     async def decline(self, address: str) -> None:
         """Ends the permission of this wallet to read the books of another one, at once."""
         await self._fetch(requests.decline_wallet(address))
+
+    # ---- Budgets.
+
+    async def budget(self, agent: str | None = None) -> WalletBudget | None:
+        """What this wallet may still spend at the gateway: the policy of the owner to whom it is bound, with what is left of each limit and until when. None: it is bound to no
+        owner, so the gateway limits nothing. `agent`: what the policy of this wallet, its owner, leaves to that wallet; None: it has signed none."""
+        wallet = self._own_address() if agent is None else agent
+        try:
+            document = await self._fetch(requests.show_budgets(wallet))
+        except GatewayRefused as refusal:
+            if refusal.code != Code.BUDGET_NOT_FOUND.value:
+                raise
+            return None
+        found = read_record(BudgetList, document).budgets
+        return next((one for one in found if one.is_bound or agent is not None), None)
 
     # ---- Webhooks.
 

@@ -207,6 +207,7 @@ class SessionLimit:
         return sum(signed.atto for signed in self._signed.values() if signed.symbol == symbol)
 
 
+NO_WALLET = "This request must be signed, and there is no wallet. Configure a wallet."
 DEADLINE_S = 900.0
 """A whole call, from its first request to the end of its response, its payment included."""
 TIMEOUT = httpx.Timeout(10.0, read=330.0)  # a provider may take 300 s until its head
@@ -425,7 +426,7 @@ class Driver:
 
     def _sign_request(self, request: httpx.Request, body: bytes) -> HeaderPairs:
         if self.wallet is None:
-            raise CannotPay("This request must be signed, and there is no wallet. Configure a wallet.")
+            raise CannotPay(NO_WALLET)
         raw_path, _, query = request.url.raw_path.partition(b"?")
         signed_request = SignedRequest(
             method=request.method,

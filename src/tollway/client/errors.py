@@ -9,6 +9,7 @@
     │   ├── PriceAboveMax     the price is above the limit
     │   ├── FeeAboveMax       the network fee could be above the limit
     │   ├── BudgetExhausted   the total would exceed the budget
+    │   ├── PolicyExceeded    the policy of the wallet's owner at the gateway does not cover the call
     │   ├── CannotPay         no offer that this wallet can pay, or the node refuses the transfer
     │   └── NodeUnreachable   the chain node gave no usable response
     ├── PaymentPending        the payment is signed and not usable yet; repeat later, it is never made twice
@@ -22,6 +23,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from tollway.errors import StorageUnavailable
 from tollway.ids import TxHash
@@ -173,6 +175,35 @@ class BudgetExhausted(NotPaid):
     """The payment would exceed the total budget of this wallet's store."""
 
     code = "budget_exhausted"
+
+
+class PolicyExceeded(NotPaid):
+    """The policy of this wallet's owner at the gateway does not cover the call. Another payment would be refused too.
+
+    `reason`: `limit`, `other_currency`, `target_not_allowed` or `no_policy_in_force`. `limit`: the member of the policy that is used up, such as `maxPerDay`, with `left` of it,
+    a decimal text in `currency`. `resets_at`: when the same call may be covered again, which is then retryable; None where time alone does not end the refusal. What the
+    gateway did not name is None. `transaction`: an earlier payment, which stays credit."""
+
+    code = "budget_exceeded"
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        transaction: TxHash | None = None,
+        reason: str | None = None,
+        limit: str | None = None,
+        left: str | None = None,
+        currency: str | None = None,
+        resets_at: datetime | None = None,
+    ) -> None:
+        super().__init__(detail, transaction=transaction)
+        self.reason = reason
+        self.limit = limit
+        self.left = left
+        self.currency = currency
+        self.resets_at = resets_at
+        self.is_retryable = resets_at is not None
 
 
 class CannotPay(NotPaid):

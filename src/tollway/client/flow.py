@@ -64,6 +64,7 @@ from tollway.client.response_rules import (
     advise_lookup,
     advise_repeat,
     build_call_held,
+    build_policy_exceeded,
     decide_outcome,
     is_chain_away,
     names_outcome,
@@ -186,7 +187,15 @@ class _SignedResponse:
 
 
 async def pay_flow(io: CallIo, source: PaymentSource, rules: CallRules) -> CallResult:
-    """The flow of one call that may be paid. Returns its response, of any status, or raises a `CallerFailure`."""
+    """The flow of one call that may be paid. Returns its response, of any status, or raises a `CallerFailure`: `PolicyExceeded` where the wallet has an owner at the gateway
+    whose policy does not cover the call."""
+    result = await _pay_call(io, source, rules)
+    if result.response.code == Code.BUDGET_EXCEEDED.value:
+        raise build_policy_exceeded(result)
+    return result
+
+
+async def _pay_call(io: CallIo, source: PaymentSource, rules: CallRules) -> CallResult:
     _check_rules(rules)
     left = await _submit_left_open(io, source, rules)
     if isinstance(left, CallResult):

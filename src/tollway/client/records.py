@@ -700,6 +700,87 @@ class ViewerList:
     is_wallets_cut: bool = field(default=False, metadata=_named("walletsAreMore"))
 
 
+# ---- Budgets.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTerms:
+    """A policy as its owner signed it: limits are decimal texts in `currency`, and empty for none; `allow` and `deny` name `api:ID`, `provider:0x…` or `tag:TAG`, and an empty
+    `allow` is every API. `not_before` and `not_after` in unix seconds."""
+
+    currency: str
+    max_per_call: str = ""
+    max_per_hour: str = ""
+    max_per_day: str = ""
+    max_per_month: str = ""
+    max_total: str = ""
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    not_before: int = 0
+    not_after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitLeft:
+    """What is left of a limit: `amount`, a decimal text in the currency of the policy. `resets_at`: when its hour, day or month ends; None for `maxPerCall` and `maxTotal`."""
+
+    limit: str
+    amount: str
+    resets_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpentSums:
+    """What counts in the hour, the day and the month of the response (UTC), and in all since the wallet was bound: decimal texts."""
+
+    hour: str
+    day: str
+    month: str
+    total: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalletBudget:
+    """What an owner lets the wallet `agent` spend at a gateway, and what is left. `state`: `in_force`, `not_yet`, `expired`, `revoked`, or `pending` until the agent accepts.
+    While `is_bound`, the wallet buys nothing in any state but `in_force`. `policy`: None once it is revoked. `left`: of each limit, from the shortest to the longest."""
+
+    owner: str
+    agent: str
+    state: str
+    is_bound: bool
+    spent: SpentSums
+    policy: PolicyTerms | None = None
+    left: tuple[LimitLeft, ...] = ()
+    bound_at: datetime | None = None
+
+    def describe_left(self) -> tuple[str, ...]:
+        """Such as `maxPerDay: 4.2 USDC left until 2026-11-22 00:00:00 UTC`; nothing without a policy."""
+        currency = "" if self.policy is None else self.policy.currency
+        ends = (
+            "" if one.resets_at is None else f" until {one.resets_at:%Y-%m-%d %H:%M:%S} UTC"
+            for one in self.left
+        )
+        return tuple(
+            f"{one.limit}: {one.amount} {currency} left{end}"
+            for one, end in zip(self.left, ends, strict=True)
+        )
+
+    def describe_end(self) -> str | None:
+        """When the policy ends, such as `2027-07-01 00:00:00 UTC`; None without one, and for a time that no calendar has."""
+        try:
+            end = None if self.policy is None else datetime.fromtimestamp(self.policy.not_after, UTC)
+        except (ValueError, OverflowError, OSError):
+            end = None
+        return None if end is None else f"{end:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetList:
+    """The budgets of an owner; or of a wallet, the one to which it is bound first."""
+
+    budgets: tuple[WalletBudget, ...]
+
+
 # ---- Ownership.
 
 

@@ -3,7 +3,10 @@
 They never pay and never send. A response without a rule goes to the caller unchanged.
 """
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from tollway.client.call_io import (
     CallIo,
@@ -14,7 +17,7 @@ from tollway.client.call_io import (
     Transfer,
     TransferState,
 )
-from tollway.client.errors import CallHeld, PaymentPending, PriceAboveMax
+from tollway.client.errors import CallHeld, PaymentPending, PolicyExceeded, PriceAboveMax
 from tollway.client.quote import parse_amount, read_missing
 from tollway.client.transfer import InsufficientCredit, Patience
 from tollway.errors import Code
@@ -171,6 +174,38 @@ async def decide_outcome(io: CallIo, transfer: Transfer, response: GatewayRespon
         state = TransferState.CONFIRMED
         await io.record_transfer_state(transfer.tx_hash, state, rest, is_served=is_served)
     return CallResult(response=response, transfer=transfer)
+
+
+def build_policy_exceeded(result: CallResult) -> PolicyExceeded:
+    """The failure of a call that the policy of the wallet's owner does not cover. A member in another form counts as absent."""
+    problem, transfer = result.response.problem or {}, result.transfer
+    return PolicyExceeded(
+        read_detail(result.response),
+        transaction=None if transfer is None else transfer.tx_hash,
+        reason=_read_text(problem, "reason", _WORD),
+        limit=_read_text(problem, "limit", _WORD),
+        left=_read_text(problem, "left", _DECIMAL),
+        currency=_read_text(problem, "currency", _SYMBOL),
+        resets_at=_read_moment(problem.get("resetsAt")),
+    )
+
+
+_DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,18})?")
+_SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9.\-]{0,31}")
+_WORD = re.compile(r"[A-Za-z_]{1,32}")
+
+
+def _read_text(problem: Mapping[str, object], name: str, form: re.Pattern[str]) -> str | None:
+    value = problem.get(name)
+    return value if isinstance(value, str) and form.fullmatch(value) else None
+
+
+def _read_moment(value: object) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+        return None if moment is None or moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def is_key_used(response: GatewayResponse) -> bool:

@@ -301,21 +301,25 @@ def in_debt_to(payee: Address | None, asset: Asset, units: int) -> Problem:
 
 
 def exceed_budget(refused: BudgetExceeded, *, payment_state: str) -> Problem:
-    """The refusal of a wallet by the policy of its owner. It never asks for a payment: another one would be refused too."""
+    """The refusal of a wallet by the policy of its owner. It never asks for a payment: another one would be refused too. The members are in the words of `detail` too, which
+    a model reads."""
+    left = format_decimal(refused.left_nano, decimals=LEDGER_DECIMALS_MAX)
+    until = None if refused.until_ms is None else datetime.fromtimestamp(refused.until_ms // 1000, UTC)
     members: dict[str, object] = {}
     if refused.currency is not None:
         members["currency"] = refused.currency
     if refused.limit is not None:
-        members |= {
-            "limit": refused.limit,
-            "left": format_decimal(refused.left_nano, decimals=LEDGER_DECIMALS_MAX),
-        }
-    if refused.until_ms is not None:
-        until = datetime.fromtimestamp(refused.until_ms // 1000, UTC)
+        members |= {"limit": refused.limit, "left": left}
+    if until is not None:
         members["resetsAt"] = until.strftime("%Y-%m-%dT%H:%M:%S.000Z")
     return Problem(
         code=Code.BUDGET_EXCEEDED,
-        detail=_BUDGET_DETAILS[refused.reason],
+        detail=_BUDGET_DETAILS[refused.reason].format(
+            left=left,
+            limit=refused.limit,
+            currency=refused.currency,
+            until="" if until is None else f" until {until:%Y-%m-%d %H:%M:%S} UTC",
+        ),
         reason=refused.reason,
         is_lasting=refused.until_ms is None,
         payment_state=payment_state,
@@ -324,10 +328,10 @@ def exceed_budget(refused: BudgetExceeded, *, payment_state: str) -> Problem:
 
 
 _BUDGET_DETAILS = {
-    "no_policy_in_force": "The owner of this wallet has no policy in force here, so the wallet buys nothing. Ask the owner for one; do not pay again.",
-    "other_currency": "The policy of this wallet's owner is in another currency. Pay in `currency`, or ask the owner.",
+    "no_policy_in_force": "The owner of this wallet has no policy in force here{until}, so the wallet buys nothing. Ask the owner for one; do not pay again.",
+    "other_currency": "The policy of this wallet's owner is in {currency} and covers no other currency. Pay in {currency}, or ask the owner.",
     "target_not_allowed": "The policy of this wallet's owner does not allow this API. Choose another one, or ask the owner.",
-    "limit": "The call costs more than `left` of `limit` in the policy of this wallet's owner. Choose a cheaper call, or wait for `resetsAt` where it is given.",
+    "limit": "The call costs more than the policy of this wallet's owner has left: {left} {currency} of {limit}{until}. Choose a cheaper call, wait where an end is given, or ask the owner; do not pay again.",
 }
 
 

@@ -12,6 +12,7 @@ from tests.kit.routes import NOW_MS, PUBLIC_URL, RouteHarness
 from tests.model.ledger import MemoryLedger
 from tollway.chain.networks import ChainRules
 from tollway.chain.signer import derive_address, sign_digest
+from tollway.client.records import BudgetList, WalletBudget, read_record
 from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
@@ -362,3 +363,27 @@ async def test_an_owner_has_a_maximum_of_pending_policies_and_a_rate(site: Site)
     for _ in range(limits.policies_per_hour - 1):
         await site.put(policy())
     assert (await site.put(policy())).status_code == 429
+
+
+async def test_the_client_reads_what_the_routes_write(site: Site) -> None:
+    """In each state, as the agent and as the owner: one record for the command line and for programs."""
+    one = policy(maxPerCall="1", allow=("tag:a",), not_before=NOW_S - 5)
+
+    async def check(state: str) -> WalletBudget:
+        for wallet, path in ((AGENT, f"/{AGENT}"), (OWNER, f"/{AGENT}"), (OWNER, "")):
+            (found,) = read_record(BudgetList, (await site.ask("GET", wallet, path)).json()).budgets
+            assert (found.owner, found.agent, found.state) == (str(OWNER), str(AGENT), state)
+        return found
+
+    await site.put(one)
+    assert not (await check("pending")).is_bound
+    await site.accept()
+    found = await check("in_force")
+    assert found.policy is not None
+    assert (found.policy.max_per_call, found.policy.max_total) == ("1", "")
+    assert (found.policy.allow, found.policy.not_before) == (("tag:a",), one.not_before)
+    assert [(left.limit, left.amount) for left in found.left] == [("maxPerCall", "1"), ("maxPerDay", "5")]
+    site.now_ms = one.not_after * 1000
+    await check("expired")
+    await site.revoke(2)
+    assert (await check("revoked")).is_bound
