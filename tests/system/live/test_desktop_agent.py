@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +19,11 @@ from mcp import MCPError, StdioServerParameters
 from mcp.client import Client
 from mcp.client.stdio import stdio_client
 
+from tests.kit.budgets import policy_of
 from tests.kit.gateway_cluster import PRICE_UNITS
 from tests.kit.gateway_process import poll
-from tollway.client import AsyncTollwayClient, Wallet
+from tollway.client import AsyncTollwayClient, GatewayRefused, Wallet, requests
+from tollway.spending_policy import acceptance_digest, policy_digest, policy_members, unbinding_digest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -154,6 +157,51 @@ async def test_above_a_limit_nothing_is_paid_and_the_result_has_the_reason(
             assert (told["error"]["code"], said in told["error"]["detail"]) == (code, True)
             assert "Only the owner of this wallet can raise its limits" in told["error"]["advice"]
     assert (await harness.balance(payer), harness.served(target)) == (before, 0)
+
+
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_an_agent_reads_what_its_owner_lets_it_spend_and_gets_no_more(
+    harness: Harness, rail: str
+) -> None:
+    """And the owner reads the calls of the agent until it unbinds the wallet."""
+    payer, owner, gateway = await harness.cluster.wallet(), await harness.cluster.wallet(), harness.gateway
+    agent_wallet, owner_wallet = Wallet.from_key(payer.private_key), Wallet.from_key(owner.private_key)
+    named: dict[str, Any] = {"owner": owner_wallet.address, "agent": agent_wallet.address}
+    named["gateway"] = gateway.base_url
+    policy = policy_of(**named, maxPerDay="0.015", not_after=int(time.time()) + 86_400)
+    wish, stores = {"apiId": harness.api_id, "path": f"/quote/{rail}"}, harness.folder
+    async with (
+        AsyncTollwayClient(gateway.base_url, wallet=agent_wallet, store_path=stores / "a.sqlite3") as mine,
+        AsyncTollwayClient(gateway.base_url, wallet=owner_wallet, store_path=stores / "o.sqlite3") as owners,
+    ):
+        signature = "0x" + owner_wallet.sign_digest(policy_digest(policy)).hex()
+        put = requests.put_budget(str(payer.address), policy_members(policy), signature)
+        await owners.fetch_document(put)
+        assert await mine.budget() is None
+        signature = "0x" + agent_wallet.sign_digest(acceptance_digest(**named, nonce=1)).hex()
+        accept = requests.accept_owner(str(payer.address), str(owner.address), 1, signature)
+        await mine.fetch_document(accept)
+        async with harness.agent("--rail", rail, payer=payer) as agent:
+            worked, told = await agent.use("call_api", **wish)
+            assert worked, told
+            _, status = await agent.use("wallet_status")
+            (left,) = status["ownerBudget"]["left"]
+            assert left.startswith("maxPerDay: 0.005 USDC left until ")
+            worked, told = await agent.use("call_api", **wish)
+            assert (worked, told["error"]["code"]) == (False, "budget_exceeded")
+            assert (told["error"]["limit"], told["error"]["left"]) == ("maxPerDay", "0.005")
+            assert "has left: 0.005 USDC of maxPerDay until" in told["error"]["detail"]
+            (call,) = (await owners.history(wallet=str(payer.address))).calls
+            assert (call.price, (await owners.budget(str(payer.address))).state) == ("0.01", "in_force")
+            signature = "0x" + owner_wallet.sign_digest(unbinding_digest(**named, nonce=2)).hex()
+            unbind = requests.delete_budget(str(payer.address), 2, signature, is_unbinding=True)
+            await owners.fetch_document(unbind)
+            with pytest.raises(GatewayRefused, match="may not read"):
+                await owners.history(wallet=str(payer.address))
+            worked, told = await agent.use("call_api", **wish)
+            assert worked, told
+            _, status = await agent.use("wallet_status")
+            assert "ownerBudget" not in status
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
