@@ -324,6 +324,26 @@ async def test_counters_that_begin_again_by_a_slow_clock_give_nothing_back(ledge
     assert await spent(ledger) == (3, 3, 3, 3)
 
 
+@pytest.mark.parametrize("owner", [OWNER, OTHER_OWNER], ids=["same owner", "another owner"])
+@pytest.mark.parametrize("late_ms", [0, 5, -HOUR_MS], ids=["at once", "behind", "an hour later"])
+async def test_a_binding_begins_after_everything_that_counted_before(
+    ledger: Any, owner: Address, late_ms: int
+) -> None:
+    """Also within one millisecond, for another owner, and once more: what comes back leaves no counter of the new binding."""
+    payment = await pay(ledger, 100)
+    await bind(ledger, policy_of(maxTotal="1"))
+    await ledger.claim(old := claim_on(payment, 8))
+    now_ms = NOW_MS - late_ms
+    for nonce in (2, 4):
+        bound_to = (await ledger.find_binding(PAYER)).owner
+        unbinding = {"nonce": nonce, "is_unbinding": True, "now_ms": now_ms}
+        assert isinstance(await ledger.revoke_policy(bound_to, PAYER, **unbinding), Budget)
+        await bind(ledger, policy_of(owner=owner, maxTotal="1", nonce=nonce + 1), now_ms, nonce=nonce)
+    assert isinstance(await ledger.claim(claim_on(payment, 3)), Claimed)
+    await ledger.close(close_of(old, CallState.RELEASED))
+    assert await spent(ledger) == (3, 3, 3, 3)
+
+
 async def test_nonces_rise_and_the_same_policy_again_changes_nothing(ledger: Any) -> None:
     policy = policy_of(maxTotal="1", nonce=5)
     stored = await store(ledger, policy)
