@@ -148,7 +148,9 @@ def budget_router(context: WebContext) -> Router:
     )
 
 
-class _BudgetHandlers:
+class BudgetActs:
+    """What a wallet does with budgets, by JSON or by a form. Each checks the signature, and charges the quota of the wallet, before anything is stored. Safe to call from many tasks at once."""
+
     def __init__(self, context: WebContext) -> None:
         self._context = context
         self._budgets, self._limits = context.budgets, context.limits
@@ -160,6 +162,91 @@ class _BudgetHandlers:
             rate_limiter=context.rate_limiter,
         )
 
+    async def store_policy(
+        self, owner: Address, agent: Address, members: Mapping[str, Any], *, client_address: str
+    ) -> Budget:
+        """The budget with the policy in `members` (of `BudgetBody`). Raises Refusal."""
+        body = read_members(BudgetBody, members)
+        policy = read_policy_body(body.policy)
+        check_policy(policy, self._context, owner=owner, agent=agent)
+        await self._quota.charge(owner, client_address=client_address)
+        await self.check_owner(
+            policy_digest(policy), body.signature, policy.owner, policy.network, client_address
+        )
+        stored = await self._budgets.store_policy(
+            policy,
+            "0x" + body.signature.hex(),
+            pending_max=self._limits.pending_budgets_max,
+            now_ms=self._context.shared_ms(),
+        )
+        return self._require(stored)
+
+    async def accept_owner(
+        self, agent: Address, members: Mapping[str, Any], *, client_address: str
+    ) -> Budget:
+        """The budget to which the agent is bound by `members` (of `AcceptanceBody`). Raises Refusal."""
+        body = read_members(AcceptanceBody, members)
+        await self._quota.charge(agent, client_address=client_address)
+        digest = acceptance_digest(
+            agent=agent, owner=body.owner, gateway=self._context.origin, nonce=body.nonce
+        )
+        await self.check_owner(digest, body.signature, agent, "", client_address)
+        now_ms = self._context.shared_ms()
+        return self._require(
+            await self._budgets.accept_owner(agent, body.owner, nonce=body.nonce, now_ms=now_ms)
+        )
+
+    async def revoke(
+        self, owner: Address, agent: Address, members: Mapping[str, Any], *, client_address: str
+    ) -> Budget:
+        """The budget without its policy, by `members` (of `RevocationBody`). Raises Refusal."""
+        body = read_members(RevocationBody, members)
+        known = await self._budgets.find_budget(owner, agent)
+        if known is None:
+            raise Refusal(NOT_FOUND)
+        await self._quota.charge(owner, client_address=client_address)
+        write_digest = unbinding_digest if body.unbind else revocation_digest
+        digest = write_digest(owner=owner, agent=agent, gateway=self._context.origin, nonce=body.nonce)
+        await self.check_owner(digest, body.signature, owner, known.network, client_address)
+        revoked = await self._budgets.revoke_policy(
+            owner,
+            agent,
+            nonce=body.nonce,
+            is_unbinding=body.unbind,
+            now_ms=self._context.shared_ms(),
+        )
+        return self._require(revoked)
+
+    async def check_owner(
+        self, digest: bytes, signature: bytes, signer: Address, network: str, client_address: str
+    ) -> None:
+        """A contract signs on the chain that its policy names; everything else is signed by a key."""
+        if network == "":
+            is_signed = recover(digest, signature) == signer
+        else:
+            is_signed = await self._context.sign_in.is_signed_by(
+                signer,
+                digest,
+                signature,
+                chain_id=parse_network(network),
+                client_address=client_address,
+            )
+        if not is_signed:
+            detail = f"must be the EIP-712 signature of {signer} for these members at {self._context.origin}"
+            raise refuse_fields(FieldError(code="wrong_signer", detail=detail, pointer="/signature"))
+
+    def _require(self, outcome: Budget | NoBudget | NonceTooLow | TooManyPending | BoundToAnother) -> Budget:
+        if isinstance(outcome, Budget):
+            return outcome
+        raise Refusal(_explain(outcome, pending_max=self._limits.pending_budgets_max))
+
+
+class _BudgetHandlers:
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._budgets, self._limits = context.budgets, context.limits
+        self._acts = BudgetActs(context)
+
     async def authenticate(self, request: Request) -> Identity:
         identity = await self._context.authenticate(request)
         read_query(NoParameters, request.scope["query_string"])
@@ -167,56 +254,19 @@ class _BudgetHandlers:
 
     async def put_budget(self, request: Request) -> JSONResponse:
         caller, agent = await self.authenticate(request), _read_agent(request)
-        members = parse_json_object(await request.body())
+        members, client_address = parse_json_object(await request.body()), client_address_of(request)
         if caller.address == agent:
-            return await self.accept_owner(request, agent, members)
-        body = read_members(BudgetBody, members)
-        policy = read_policy_body(body.policy)
-        check_policy(policy, self._context, owner=caller.address, agent=agent)
-        await self._quota.charge(caller.address, client_address=client_address_of(request))
-        await self.check_owner(policy_digest(policy), body.signature, policy.owner, policy.network, request)
-        stored = await self._budgets.store_policy(
-            policy,
-            "0x" + body.signature.hex(),
-            pending_max=self._limits.pending_budgets_max,
-            now_ms=self._context.shared_ms(),
-        )
-        return self.answer(stored)
-
-    async def accept_owner(
-        self, request: Request, agent: Address, members: Mapping[str, Any]
-    ) -> JSONResponse:
-        body = read_members(AcceptanceBody, members)
-        await self._quota.charge(agent, client_address=client_address_of(request))
-        digest = acceptance_digest(
-            agent=agent, owner=body.owner, gateway=self._context.origin, nonce=body.nonce
-        )
-        await self.check_owner(digest, body.signature, agent, "", request)
-        now_ms = self._context.shared_ms()
+            return self.answer(await self._acts.accept_owner(agent, members, client_address=client_address))
         return self.answer(
-            await self._budgets.accept_owner(agent, body.owner, nonce=body.nonce, now_ms=now_ms)
+            await self._acts.store_policy(caller.address, agent, members, client_address=client_address)
         )
 
     async def delete_budget(self, request: Request) -> JSONResponse:
         caller, agent = await self.authenticate(request), _read_agent(request)
-        body = read_members(RevocationBody, parse_json_object(await request.body()))
-        known = await self._budgets.find_budget(caller.address, agent)
-        if known is None:
-            raise Refusal(NOT_FOUND)
-        await self._quota.charge(caller.address, client_address=client_address_of(request))
-        write_digest = unbinding_digest if body.unbind else revocation_digest
-        digest = write_digest(
-            owner=caller.address, agent=agent, gateway=self._context.origin, nonce=body.nonce
+        members, client_address = parse_json_object(await request.body()), client_address_of(request)
+        return self.answer(
+            await self._acts.revoke(caller.address, agent, members, client_address=client_address)
         )
-        await self.check_owner(digest, body.signature, caller.address, known.network, request)
-        revoked = await self._budgets.revoke_policy(
-            caller.address,
-            agent,
-            nonce=body.nonce,
-            is_unbinding=body.unbind,
-            now_ms=self._context.shared_ms(),
-        )
-        return self.answer(revoked)
 
     async def show_budgets(self, request: Request) -> JSONResponse:
         """The one of an owner; the agent sees the one to which it is bound, and the pending ones."""
@@ -236,30 +286,8 @@ class _BudgetHandlers:
             await self._budgets.list_owned(caller.address, limit=self._limits.owned_budgets_max)
         )
 
-    async def check_owner(
-        self, digest: bytes, signature: bytes, signer: Address, network: str, request: Request
-    ) -> None:
-        """A contract signs on the chain that its policy names; everything else is signed by a key."""
-        if network == "":
-            is_signed = recover(digest, signature) == signer
-        else:
-            is_signed = await self._context.sign_in.is_signed_by(
-                signer,
-                digest,
-                signature,
-                chain_id=parse_network(network),
-                client_address=client_address_of(request),
-            )
-        if not is_signed:
-            detail = f"must be the EIP-712 signature of {signer} for these members at {self._context.origin}"
-            raise refuse_fields(FieldError(code="wrong_signer", detail=detail, pointer="/signature"))
-
-    def answer(
-        self, outcome: Budget | NoBudget | NonceTooLow | TooManyPending | BoundToAnother
-    ) -> JSONResponse:
-        if isinstance(outcome, Budget):
-            return JSONResponse(budget_json(outcome, now_ms=self._context.shared_ms()))
-        raise Refusal(_explain(outcome, pending_max=self._limits.pending_budgets_max))
+    def answer(self, budget: Budget) -> JSONResponse:
+        return JSONResponse(budget_json(budget, now_ms=self._context.shared_ms()))
 
     def list_answer(self, found: tuple[Budget, ...]) -> JSONResponse:
         now_ms = self._context.shared_ms()
