@@ -10,9 +10,7 @@ from tests.kit.budgets import policy_of
 from tests.kit.ledger_records import NOW_MS
 from tollway.ids import Address
 from tollway.spending_policy import (
-    ACCEPTANCE_FIELDS,
     FIELDS,
-    REVOCATION_FIELDS,
     acceptance_digest,
     check_target,
     find_contradictions,
@@ -22,8 +20,10 @@ from tollway.spending_policy import (
     policy_members,
     read_policy,
     revocation_digest,
+    typed_digest,
     unbinding_digest,
     write_policy,
+    write_typed_data,
 )
 
 OWNER = Address.parse("0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266")
@@ -54,24 +54,15 @@ def test_wallets_sign_the_same_digests() -> None:
     """As eth-account encodes the typed data that a wallet gets."""
     ends = {"agent": str(AGENT), "owner": str(OWNER), "gateway": GATEWAY, "nonce": 7}
     named = {"agent": AGENT, "owner": OWNER, "gateway": GATEWAY, "nonce": 7}
-    rows: list[tuple[str, Any, Any, bytes]] = [
-        ("SpendingPolicy", FIELDS, policy_members(POLICY), policy_digest(POLICY)),
-        ("PolicyAcceptance", ACCEPTANCE_FIELDS, ends, acceptance_digest(**named)),  # type: ignore[arg-type]
-        ("PolicyRevocation", REVOCATION_FIELDS, ends, revocation_digest(**named)),  # type: ignore[arg-type]
-        ("PolicyUnbinding", REVOCATION_FIELDS, ends, unbinding_digest(**named)),  # type: ignore[arg-type]
+    rows: list[tuple[str, Any, bytes]] = [
+        ("SpendingPolicy", policy_members(POLICY), policy_digest(POLICY)),
+        ("PolicyAcceptance", ends, acceptance_digest(**named)),  # type: ignore[arg-type]
+        ("PolicyRevocation", ends, revocation_digest(**named)),  # type: ignore[arg-type]
+        ("PolicyUnbinding", ends, unbinding_digest(**named)),  # type: ignore[arg-type]
     ]
-    for name, fields, message, digest in rows:
-        typed = {
-            "types": {
-                "EIP712Domain": [{"name": "name", "type": "string"}, {"name": "version", "type": "string"}],
-                name: [{"name": field, "type": kind} for field, kind in fields.items()],
-            },
-            "primaryType": name,
-            "domain": {"name": "Tollway", "version": "1"},
-            "message": message,
-        }
-        signed = Account.sign_typed_data("0x" + "01" * 32, full_message=typed)
-        assert bytes(signed.message_hash) == digest
+    for name, message, digest in rows:
+        signed = Account.sign_typed_data("0x" + "01" * 32, full_message=write_typed_data(name, message))
+        assert bytes(signed.message_hash) == digest == typed_digest(name, message)
 
 
 def test_each_member_is_signed() -> None:

@@ -52,6 +52,13 @@ REVOCATION_FIELDS: Final[Mapping[str, str]] = {
     "gateway": "string",
     "nonce": "uint256",
 }
+POLICY_TYPES: Final[Mapping[str, Mapping[str, str]]] = {
+    "SpendingPolicy": FIELDS,
+    "PolicyAcceptance": ACCEPTANCE_FIELDS,
+    "PolicyRevocation": REVOCATION_FIELDS,
+    "PolicyUnbinding": REVOCATION_FIELDS,
+}
+_DOMAIN_MEMBERS: Final = {"name": "Tollway", "version": "1"}
 
 _LIMIT = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?")
 _TARGET = re.compile(r"api:[A-Za-z0-9_]{1,64}|tag:\S(?:.{0,30}\S)?")
@@ -184,26 +191,48 @@ def read_policy(text: str) -> SpendingPolicy:
 
 def policy_digest(policy: SpendingPolicy) -> bytes:
     """What the owner signs: EIP-712 `SpendingPolicy`."""
-    return _digest("SpendingPolicy", FIELDS, policy_members(policy))
+    return typed_digest("SpendingPolicy", policy_members(policy))
 
 
 def acceptance_digest(*, agent: Address, owner: Address, gateway: str, nonce: int) -> bytes:
     """What the agent signs: EIP-712 `PolicyAcceptance`."""
     members = {"agent": agent, "owner": owner, "gateway": gateway, "nonce": nonce}
-    return _digest("PolicyAcceptance", ACCEPTANCE_FIELDS, members)
+    return typed_digest("PolicyAcceptance", members)
 
 
 def revocation_digest(*, owner: Address, agent: Address, gateway: str, nonce: int) -> bytes:
     """What the owner signs to revoke: EIP-712 `PolicyRevocation`."""
     members = {"owner": owner, "agent": agent, "gateway": gateway, "nonce": nonce}
-    return _digest("PolicyRevocation", REVOCATION_FIELDS, members)
+    return typed_digest("PolicyRevocation", members)
 
 
 def unbinding_digest(*, owner: Address, agent: Address, gateway: str, nonce: int) -> bytes:
     """What the owner signs to unbind the wallet of the agent, which then spends without a policy: EIP-712 `PolicyUnbinding`. Another type than that of a revocation: a signature
     that stops an agent must never free it."""
     members = {"owner": owner, "agent": agent, "gateway": gateway, "nonce": nonce}
-    return _digest("PolicyUnbinding", REVOCATION_FIELDS, members)
+    return typed_digest("PolicyUnbinding", members)
+
+
+def typed_digest(primary_type: str, members: Mapping[str, object]) -> bytes:
+    """What a wallet signs for a message of one of `POLICY_TYPES`."""
+    return _digest(primary_type, POLICY_TYPES[primary_type], members)
+
+
+def write_typed_data(primary_type: str, members: Mapping[str, object]) -> dict[str, object]:
+    """The parameter of `eth_signTypedData_v4` for a message of one of `POLICY_TYPES`."""
+    fields = {
+        "EIP712Domain": dict.fromkeys(_DOMAIN_MEMBERS, "string"),
+        primary_type: POLICY_TYPES[primary_type],
+    }
+    return {
+        "types": {
+            name: [{"name": field, "type": kind} for field, kind in members_of.items()]
+            for name, members_of in fields.items()
+        },
+        "primaryType": primary_type,
+        "domain": {**_DOMAIN_MEMBERS},
+        "message": members,
+    }
 
 
 def hash_type(name: str, fields: Mapping[str, str]) -> bytes:
@@ -227,7 +256,7 @@ def _encode(kind: str, value: object) -> bytes:
         case "uint256", int():
             return value.to_bytes(32, "big")
         case _:
-            raise AssertionError(f"{value!r} is no {kind}")
+            raise TypeError(f"{value!r} is no {kind}")
 
 
 def _hash_each(texts: Iterable[str]) -> Iterator[bytes]:

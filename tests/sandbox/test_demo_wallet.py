@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.kit.budgets import policy_of
 from tests.kit.payer import CHAIN
 from tollway.identity.signatures import eip191_digest, recover
+from tollway.ids import Address
 from tollway.sandbox.chain import ChainDriver, Playground
 from tollway.sandbox.demo_wallet import DATA_BYTES_MAX, MESSAGE_BYTES_MAX, SandboxSigner
+from tollway.spending_policy import policy_members, typed_digest, write_typed_data
 from tollway.web.pages.demo_wallet import WalletRefused
 
 PAYEE = "0x" + "22" * 20
@@ -91,6 +94,41 @@ async def test_signs_no_other_payment(
 ) -> None:
     typed = make_transfer(signer, playground)
     typed[part].update(change)
+    with pytest.raises(WalletRefused):
+        await sign(signer, typed)
+
+
+def make_policy(signer: SandboxSigner) -> dict[str, Any]:
+    policy = policy_of(owner=signer.address, agent=Address.parse(PAYEE), maxPerDay="5")
+    return write_typed_data("SpendingPolicy", policy_members(policy))
+
+
+async def test_signs_what_a_budget_needs(signer: SandboxSigner) -> None:
+    ends = {"owner": str(signer.address), "agent": str(signer.address), "gateway": "http://gw", "nonce": 7}
+    for typed in (
+        make_policy(signer),
+        *(write_typed_data(f"Policy{act}", ends) for act in ("Acceptance", "Revocation")),
+    ):
+        message: Any = typed["message"]
+        digest = typed_digest(str(typed["primaryType"]), message)
+        assert recover(digest, bytes.fromhex((await sign(signer, typed))[2:])) == signer.address
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("domain", {"chainId": CHAIN}),
+        ("domain", {"name": "Other"}),
+        ("message", {"owner": PAYEE}),
+        ("message", {"nonce": "7"}),
+        ("message", {"nonce": -1}),
+        ("message", {"allow": "tag:a"}),
+        ("message", {"deny": [1]}),
+    ],
+)
+async def test_signs_no_other_budget(signer: SandboxSigner, part: str, change: dict[str, Any]) -> None:
+    typed = copy.deepcopy(make_policy(signer))
+    typed[part] = {**typed[part], **change}
     with pytest.raises(WalletRefused):
         await sign(signer, typed)
 

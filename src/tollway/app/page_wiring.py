@@ -18,6 +18,7 @@ from tollway.web.api.context import WebContext
 from tollway.web.api.exports import export_router
 from tollway.web.api.receipt_routes import receipt_router
 from tollway.web.pages.assets import DEMO_MODULE, asset_router, read_assets
+from tollway.web.pages.budget_pages import budget_page_router
 from tollway.web.pages.demo_wallet import DemoWallet, demo_wallet_router
 from tollway.web.pages.my_routes import NOT_YOUR_CALL, NOT_YOURS, my_router
 from tollway.web.pages.my_sums_routes import my_sums_router
@@ -95,6 +96,7 @@ def page_routers(
         asset_router(renderer.assets),
         my_router(mine, access),
         my_sums_router(mine, access),
+        budget_page_router(mine, access),
         selling_router(mine, access),
         webhook_page_router(mine, access),
         refund_page_router(mine, access, refusal=NOT_YOUR_CALL),

@@ -1,6 +1,6 @@
 """The signer behind the wallet of the demo's pages: a funded account of the sandbox, for the methods that a page of Tollway requests of any wallet.
 
-It signs what the pages ask for and nothing else: an authorisation of the sandbox's token, a call of a gateway, a message. It uses the key on no other chain than the sandbox.
+It signs what the pages ask for and nothing else: an authorisation of the sandbox's token, a call of a gateway, what a budget needs, a message. It uses the key on no other chain than the sandbox.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from tollway.identity.signatures import eip191_digest, paid_call_digest
 from tollway.ids import Address, ChainId, TxHash
 from tollway.payments.eip3009 import transfer_digest
 from tollway.sandbox.chain import ChainDriver, FundedAccount, Playground, RpcRefused
+from tollway.spending_policy import POLICY_TYPES, typed_digest
 from tollway.web.pages.demo_wallet import WalletRefused
 
 MESSAGE_BYTES_MAX = 4_096
@@ -65,6 +66,8 @@ class SandboxSigner:
     async def _sign_typed(self, account: str, text: str) -> str:
         self._check_own(account)
         typed = from_json(text)
+        if typed["primaryType"] in POLICY_TYPES:
+            return self._sign(self._hash_policy(typed["primaryType"], typed["domain"], typed["message"]))
         if typed["domain"]["chainId"] != self.chain_id:
             raise WalletRefused(f"The demo's wallet signs for chain {self.chain_id} alone.")
         match typed["primaryType"]:
@@ -72,7 +75,7 @@ class SandboxSigner:
                 return self._sign(self._hash_transfer(typed["domain"], typed["message"]))
             case "PaidCall":
                 return self._sign(self._hash_call(typed["domain"], typed["message"]))
-        raise WalletRefused("The demo's wallet signs payments and calls, and no other typed data.")
+        raise WalletRefused("The demo's wallet signs payments, calls and budgets, and no other typed data.")
 
     def _hash_transfer(self, domain: Mapping[str, Any], message: Mapping[str, Any]) -> bytes:
         usdc = self._playground.usdc
@@ -94,6 +97,13 @@ class SandboxSigner:
             valid_before=int(message["validBefore"]),
             nonce=_parse_word(message["nonce"]),
         )
+
+    def _hash_policy(self, name: str, domain: Mapping[str, Any], message: Mapping[str, Any]) -> bytes:
+        """Each type has its signer as its first field."""
+        if domain != {"name": "Tollway", "version": "1"}:
+            raise WalletRefused("The demo's wallet signs budgets of Tollway alone.")
+        self._check_own(message[next(iter(POLICY_TYPES[name]))])
+        return typed_digest(name, message)
 
     def _hash_call(self, domain: Mapping[str, Any], message: Mapping[str, Any]) -> bytes:
         if (domain["name"], domain["version"]) != ("Tollway", "1"):

@@ -23,6 +23,7 @@ from tests.kit.admin_pages import (
     run_admin_app,
     sign_in,
 )
+from tests.kit.budgets import bind, policy_of, store
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import new_payment
 from tests.kit.listings import sample_listing
@@ -235,6 +236,7 @@ async def fill(app: App) -> Payment:
         )
         await app.viewers.put(permission, most=DEFAULT_LIMITS.viewers_max)
         await app.viewers.accept(wallet.address, viewer.address, now_ms=now)
+    await _write_budgets(app, now)
     origin = AuditOrigin(actor="alice@desk.example", at_ms=now, reason="its answers are under review " * 4)
     for number in NUMBERS[:3]:
         await suspend_listing(app.catalog, ListingId(f"api_{number}"), origin=origin)
@@ -285,6 +287,25 @@ async def _publish(app: App, now: int) -> None:
         await app.catalog.publish(one)
     await app.catalog.publish(sample_listing(provider=SELLER.address, id=RETIRED, **shared))
     await retire(app, RETIRED)
+
+
+async def _write_budgets(app: App, now: int) -> None:
+    """The reader has agents in each state, an owner of its own, and a policy to accept."""
+    limits = {"maxPerCall": "0.000001", "maxPerHour": "10", "maxPerDay": "100", "maxPerMonth": "1000.5"}
+    limits["maxTotal"] = "123456789.123456"
+    shared: dict[str, Any] = {"gateway": PUBLIC_URL, "not_after": now // 1000 + 86_400}
+    targets = {"allow": (f"provider:{SELLER.address}", f"tag:{'quotes' * 5}"), "deny": (f"api:{SAMPLE}",)}
+    own = policy_of(owner=READER.address, agent=OTHER.address, nonce=1, **limits, **targets, **shared)
+    await bind(app.budgets, own, now)
+    for number in NUMBERS[:4]:
+        agent = Address(bytes([number]) * 20)
+        one = policy_of(owner=READER.address, agent=agent, maxPerDay="5", **shared)
+        await (store if number % 2 else bind)(app.budgets, one, now)
+        if number % 4 == 0:
+            await app.budgets.revoke_policy(READER.address, agent, nonce=2, is_unbinding=False, now_ms=now)
+    await bind(app.budgets, policy_of(owner=THIRD.address, agent=READER.address, **limits, **shared), now)
+    waiting = policy_of(owner=SELLER.address, agent=READER.address, maxTotal="5", **shared)
+    await store(app.budgets, waiting, now)
 
 
 async def _write_calls(app: App, now: int) -> None:

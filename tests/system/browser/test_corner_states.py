@@ -96,6 +96,9 @@ MY_FULL: Rows = {
     "metered API": (f"/my/apis/{METERED}", 200, "Callers read: up to 0.02 USDC"),
     "metered ticket": (f"/my/calls/{METERED_CALL}", 200, "Came back"),
     "wallets": ("/my/wallets", 200, str(OTHER.address)),
+    "budgets": ("/my/budgets", 200, "revoked: buys nothing"),
+    "budget": (f"/my/budgets/{OTHER.address}", 200, "Change the budget"),
+    "acceptance": (f"/my/budgets/acceptance?owner={SELLER.address}", 200, "The policy of this owner"),
     **{f"ticket, {stamp}": (f"/my/calls/call_{number}", 200, stamp) for number, stamp in enumerate(STAMPS)},
     "ticket to decide": (f"/my/calls/{HELD_CALLS[0]}", 200, "Decide this call"),
 }
@@ -111,6 +114,7 @@ MY_EMPTY: Rows = {
     "held calls": ("/my/sales?state=held", 200, "No held call"),
     "APIs": ("/my/apis", 200, "You sell no API yet"),
     "wallets": ("/my/wallets", 200, "You have read the books of no other wallet."),
+    "budgets": ("/my/budgets", 200, "You have signed no policy."),
 }
 MY_ERRORS: Rows = {
     "calls": ("/my/calls?status=odd&from=yesterday", 422, "The filter was not understood"),
@@ -120,6 +124,7 @@ MY_ERRORS: Rows = {
     "call": ("/my/calls/call_none", 404, "call_not_found"),
     "credit": ("/my/credit/0x12", 400, "invalid_request"),
     "API": ("/my/apis/api_none", 404, "api_not_found"),
+    "budget": (f"/my/budgets/{THIRD.address}", 404, "budget_not_found"),
     "books of another wallet": (f"/my/calls?wallet={THIRD.address}", 404, NO_ROUTE),
 }
 MY_AWAY: Rows = {path: (path, 503, AWAY) for path in ("/my", "/my/calls", "/my/sales", "/my/apis/new")}

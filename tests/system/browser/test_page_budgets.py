@@ -15,12 +15,16 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
+from tests.kit.budgets import bind, policy_of, store
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.gateway_cluster import plain, sign_text
 from tests.kit.ports import find_low_port
 from tests.kit.signed_in import DAY_MS, MIXED
 from tests.system.browser.watched_page import WatchedPage, watch_operator_page, watch_page
+from tollway.ids import Address
+from tollway.spending_policy import LIMITS
 from tollway.storage.engine.database import connect_database
+from tollway.storage.ledger.budget_store import BudgetStore
 from tollway.web.pages.assets import UI_FOLDER
 from tollway.web.pages.page_session import PAGE_COOKIE
 
@@ -30,6 +34,7 @@ BUDGETS = {"requests": 6, "Document": 20_000, "Script": 20_000, "Stylesheet": 12
 """The types of resources are those of the protocol."""
 ALL_JS_BYTES_MAX = 40_000
 CALLS = 240
+AGENT = b"\x0a" * 19 + b"\x00"
 PARAMETERS = [{"name": "symbol", "in": "path", "required": True, "schema": {"type": "string"}}]
 LONG_DOCUMENT = {
     "openapi": "3.1.0",
@@ -69,6 +74,7 @@ READERS = {
     "spending by provider": "/my/spending?groupBy=provider",
     "spending by wallet": "/my/spending?groupBy=wallet",
     "wallets": "/my/wallets",
+    "budgets": "/my/budgets",
 }
 PROVIDERS = {
     "overview": "/my",
@@ -145,6 +151,7 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
         paid = await cluster.call(gateway, big, "/quotes/1/ETH", headers=plain(reader, payment))
         assert paid.state in ("charged", "released"), paid.body
     await fill_books(url, cluster, provider=provider, reader=reader)
+    await fill_budgets(url, reader=reader)
     async with cluster.gateway(database_url=url, settings=settings) as gateway:
         yield Site(
             cluster=cluster,
@@ -190,6 +197,23 @@ async def fill_books(url: str, cluster: Any, *, provider: Any, reader: Any) -> N
     database = connect_database(url)
     await database.open()
     await database.write(lambda connection: insert_calls(connection, rows))
+    await database.close()
+
+
+async def fill_budgets(url: str, *, reader: Any) -> None:
+    """More agents than a page has, each with every limit; more owners that sign for the reader than a page has."""
+    database = connect_database(url)
+    await database.open()
+    budgets, now_ms = BudgetStore(database), int(time.time() * 1000)
+    shared: dict[str, Any] = {
+        **dict.fromkeys(LIMITS, "1234.567891"),
+        "not_after": now_ms // 1000 + 86_400,
+        "allow": (f"provider:{Address(AGENT)}", "tag:quotes"),
+    }
+    for number in range(20):
+        other = Address(AGENT[:-1] + bytes([number]))
+        await bind(budgets, policy_of(owner=reader.address, agent=other, **shared), now_ms)
+        await store(budgets, policy_of(owner=other, agent=reader.address, **shared), now_ms)
     await database.close()
 
 
@@ -258,7 +282,7 @@ async def test_pages_of_a_reader_keep_their_budgets_uncompressed(
     browser: Browser, site: Site, side: str
 ) -> None:
     account = site.reader if side == "reader" else site.provider
-    own = {"payment": f"/my/credit/{site.payment}"}
+    own = {"payment": f"/my/credit/{site.payment}", "budget": f"/my/budgets/{Address(AGENT)}"}
     paths = (
         {**READERS, **own}
         if side == "reader"

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from tests.kit.signed_in import READER
+from tests.kit.signed_in import OTHER, READER
 from tests.system.browser.corner_site import (
     METERED,
     METERED_CALL,
@@ -23,7 +23,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WIDTHS = (320, 360, 720, 1100, 1920, 2560)
 PUBLIC = ("/", f"/apis/{SAMPLE}", f"/apis/{METERED}?operation=echo", "/status", "/docs")
-MINE = ("/my", "/my/calls", "/my/selling", "/my/apis", "/my/sales", "/my/sales?state=held")
+MINE = (
+    "/my",
+    "/my/calls",
+    "/my/budgets",
+    f"/my/budgets/{OTHER.address}",
+    "/my/selling",
+    "/my/apis",
+    "/my/sales",
+    "/my/sales?state=held",
+)
 METERED_PAGES = (f"/my/apis/{METERED}", f"/my/calls/{METERED_CALL}")
 OPERATOR = ("/", "/chains", "/gas", "/calls", "/listings", "/wallets", "/books", "/audit-log")
 

@@ -10,7 +10,7 @@ from tollway.discovery.gateway_operator import GatewayOperator
 from tollway.web.pages.renderer import PUBLIC_SECTIONS, Frame
 
 SECTIONS = {"/": "Find", "/my": "My calls", "/my/selling": "My APIs", "/status": "Status", "/docs": "Docs"}
-CALL_TABS = ["/my", "/my/calls", "/my/credit", "/my/spending", "/my/wallets"]
+CALL_TABS = ["/my", "/my/calls", "/my/credit", "/my/spending", "/my/budgets", "/my/wallets"]
 API_TABS = ["/my/selling", "/my/apis", "/my/sales", "/my/sales?state=held", "/my/webhooks"]
 LINK = re.compile(r'<a href="([^"]*)"(?: aria-current="(page|true)")?>')
 

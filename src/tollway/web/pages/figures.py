@@ -48,11 +48,11 @@ def split_time(value: int | str, now_ms: int) -> ShownTime:
 
 @pass_environment
 def align_amounts(
-    environment: Environment, rows: Sequence[Any], amount: str, unit: str | None = None
+    environment: Environment, rows: Sequence[Any], amount: str, unit: str | None = None, zero: str = ZERO
 ) -> tuple[str, ...]:
     """The amounts of a column, one for each row, so that figures align at the right: each has as many decimals as the longest of its unit.
 
-    `amount`, `unit`: the attributes of a row, as in the filter `map`. A row whose amount is empty or 0 has `ZERO`.
+    `amount`, `unit`: the attributes of a row, as in the filter `map`. A row whose amount is empty or 0 has `zero`.
     """
     read_amount = make_attrgetter(environment, amount)
     read_unit = make_attrgetter(environment, unit) if unit is not None else lambda row: ""
@@ -61,7 +61,7 @@ def align_amounts(
     for text, kind in pairs:
         if not _is_zero(text):
             places[kind] = max(places.get(kind, 0), len(text.partition(".")[2]))
-    return tuple(ZERO if _is_zero(text) else _pad(text, places[kind]) for text, kind in pairs)
+    return tuple(zero if _is_zero(text) else _pad(text, places[kind]) for text, kind in pairs)
 
 
 def keep_amounts(columns: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:

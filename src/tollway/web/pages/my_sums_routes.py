@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field
 from starlette.requests import Request
@@ -19,10 +19,12 @@ from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery, HistoryRole, PaymentQuery
 from tollway.ledger.sales import DAY_MS, GroupSum, PeriodSums, SalesQuery, SpendingQuery, SumGroup, ceil_to
 from tollway.registry.catalog import ListingQuery
+from tollway.web.api.budget_routes import budget_json
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import BookParameters
 from tollway.web.api.sums_routes import RangeParameters, read_range
 from tollway.web.http.query import errors_by_parameter, format_time
+from tollway.web.pages.budget_pages import list_limits
 from tollway.web.pages.my_routes import HOME, ListForm, status_of_form
 from tollway.web.pages.my_sums_views import (
     DAY_ROWS_MAX,
@@ -169,10 +171,13 @@ class SumPages:
                 errors = errors_by_parameter(refusal.problem)
                 if not errors:
                     raise
+        named = None if filters is None else filters.wallet
         return self._respond(
             request,
             reader,
             "my_spending.j2",
+            budget=await self._find_budget(reader, named or reader.address),
+            list_limits=list_limits,
             status=status_of_form(errors),
             given=form.given,
             errors=errors,
@@ -182,6 +187,13 @@ class SumPages:
             found=found,
             name_network=partial(name_network, profiles=context.profiles),
         )
+
+    async def _find_budget(self, reader: Reader, wallet: Address) -> Mapping[str, Any] | None:
+        """The budget to which a wallet is bound, for its owner and for the wallet itself."""
+        found = await self._context.budgets.find_binding(wallet)
+        if found is None or reader.address not in (found.owner, found.agent):
+            return None
+        return budget_json(found, now_ms=self._context.shared_ms())
 
     async def _read_spending(
         self, reader: Reader, filters: SpendingFilters, *, from_ms: int, to_ms: int

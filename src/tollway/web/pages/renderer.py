@@ -82,6 +82,7 @@ PUBLIC_SECTIONS = (
             Section(href="/my/calls", label="Calls"),
             Section(href="/my/credit", label="Credit"),
             Section(href="/my/spending", label="Spending"),
+            Section(href="/my/budgets", label="Budgets"),
             Section(href="/my/wallets", label="Wallets"),
         ),
     ),
