@@ -252,6 +252,7 @@ CHECKED = frozenset({"json", "toml"})
 PROGRAMS = frozenset({"sh", "console", "python", "js", "ts"})
 RUNNERS = {
     "README.md": "tests/system/live/test_readme.py",
+    "budgets.md": "tests/system/live/test_readme.py",
     "tutorial.md": "tests/system/live/test_tutorial.py",
     "running.md": "tests/system/live/test_running.py",
     "runbooks": "tests/system/live/test_runbooks.py",

@@ -1,4 +1,4 @@
-"""The README is what the demo does: its walk-through and its commands; and so are the exchanges of docs/recipes.md, but for values that differ in each run."""
+"""The README is what the demo does: its walk-through and its commands; and so are the exchanges of docs/recipes.md and the commands of docs/budgets.md, but for values that differ in each run."""
 
 import os
 import pty
@@ -18,6 +18,7 @@ from tests.kit.page_blocks import read_blocks
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
+BUDGETS = (ROOT / "docs" / "budgets.md").read_text()
 RECIPES = (ROOT / "docs" / "recipes.md").read_text()
 DEADLINE_S = 60.0
 VOLATILE = (
@@ -25,6 +26,7 @@ VOLATILE = (
     (r"\b0x[0-9a-fA-F]+(…[0-9a-fA-F]{0,4})?", "HEX"),
     (r"\b(api|call|req|key)_[0-9a-z]{20,}", "ID"),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "TIME"),
     (r"127\.0\.0\.1:\d+", "HOST"),
     (r"/\S*/(caller\.key|payments\.sqlite3)", r"FOLDER/\1"),
     (r"\b\d+\.\d+ USD\b", "QUOTE USD"),
@@ -90,6 +92,34 @@ def test_the_first_call_is_what_the_demo_prints(demo: str, tmp_path: Path) -> No
     for line in map(steady, find_block("Pays 0.01 USDC to").splitlines()):
         position = output.find(line, position)
         assert position >= 0, f"{line!r} is not in\n{output}"
+
+
+def test_the_budget_is_what_the_demo_prints(demo: str, tmp_path: Path) -> None:
+    """All blocks of the page in their order, on one terminal. Some commands are refused, as the page says."""
+    (export,) = [line.strip() for line in demo.splitlines() if line.strip().startswith("export ")]
+    program = next(
+        line.split(" search ")[0].strip() for line in demo.splitlines() if " search quotes" in line
+    )
+    (listing, *_) = re.findall(r"api_[0-9a-z]{26}", demo)
+    lines = [line for block in read_blocks(BUDGETS) for line in block.text.splitlines()]
+    owner, agent = list(dict.fromkeys(re.findall(r"0x[0-9a-fA-F]{40}", BUDGETS)))
+    values = {owner: "$OWNER", agent: "$AGENT", re.findall(r"api_[0-9a-z]{26}", BUDGETS)[0]: listing}
+    script = [export, f'tollway() {{ {program} "$@"; }}']
+    for line in lines:
+        if line.startswith("$ "):
+            command = line[2:]
+            for old, new in values.items():
+                command = command.replace(old, new)
+            script += [f"echo {shlex.quote(steady(line))}", f"{command} || true"]
+            if command.startswith("tollway wallet new"):
+                address = "$(tollway wallet address{} | tr -cd '0-9a-zA-Z{{}}\":' | grep -o '0x[0-9a-fA-F]*')"
+                script.append(f"OWNER={address.format(' --key-file owner.key')} AGENT={address.format('')}")
+    output = run_on_terminal("\n".join(script), tmp_path)
+    position = 0
+    for line in map(steady, lines):
+        position = output.find(line, position)
+        assert position >= 0, f"{line!r} is not in\n{output}"
+        position += len(line)
 
 
 def run_on_terminal(script: str, folder: Path) -> str:

@@ -13,11 +13,16 @@ from types import MappingProxyType
 from typing import Literal
 
 RUNBOOKS, GUIDES = (Path(__file__).with_name(name) for name in ("runbooks", "guides"))
-GUIDE_NAMES = ("calling", "selling", "questions")
+GUIDE_NAMES = ("calling", "selling", "budgets", "questions")
 GUIDE_PATH = "/docs/guides/"
 
 _LINKED_PATHS = frozenset(
-    {"/", "/status", "/my/calls", "/my/credit", "/my/apis/new", "/my/sales", "/my/webhooks"}
+    {
+        "/",
+        "/status",
+        *("/my/calls", "/my/credit", "/my/spending", "/my/budgets"),
+        *("/my/apis/new", "/my/sales", "/my/webhooks"),
+    }
 )
 """Pages of the gateway that a guide names as code, and that lead there."""
 _RUNBOOK = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")
