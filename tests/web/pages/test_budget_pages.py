@@ -244,7 +244,7 @@ async def test_the_page_says_what_is_spent_and_left(harness: SignedInHarness) ->
     assert "A day 5 0.03 4.97 until" in page
     assert "In all 50 0.03 49.97" in page
     row = PageReader((await harness.browser.get("/my/budgets")).text).words
-    assert "0.05 USDC a call 4.97 of 5 USDC today until" in row
+    assert "0.05 USDC a call 4.97 of 5 USDC today 49.97 of 50 USDC in all" in row
     assert bound.state_at(services.now_ms) == "in_force"
     # The owner and the agent read one line at the spending; another reader of the same books does not.
     for viewer in (READER, SELLER):

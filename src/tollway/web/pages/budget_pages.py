@@ -33,9 +33,9 @@ BUDGETS = "/my/budgets"
 SIGNATURE, ACCEPTANCE = f"{BUDGETS}/signature", f"{BUDGETS}/acceptance"
 _ONE = f"{BUDGETS}/{{agent}}"
 REVOCATION = f"{_ONE}/revocation"
-ROWS_MAX = 12
+ROWS_MAX = 10
 """Agents of a page: each has a line for each limit, and a page has 20 kB at most."""
-PENDING_SHOWN = 8
+PENDING_SHOWN = 4
 """Policies that wait for the reader's acceptance. Any wallet may sign one for any other; the form finds each by its owner."""
 SUGGESTED_DAYS = 30
 _SIGNED = frozenset({Code.VALIDATION_FAILED, Code.ALREADY_EXISTS})
