@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -51,6 +51,11 @@ class FakeGateway(ThreadingHTTPServer):
         self.base_fee_wei = 1
         self.stream: Iterator[bytes] | None = None
         """The parts of an event stream, the response to the next call. A part may wait for its test."""
+        self.on_request: Callable[[str], None] = lambda _: None
+        """Called with the path of each request, and with the method of each one to the node, before and, with `after `, once it had its effect: a test kills its
+        process there."""
+        self.replaced_below = 0
+        """The nonces below are used in a final block."""
 
     @property
     def url(self) -> str:
@@ -87,6 +92,7 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
         gateway = self.server
         if self.path == "/node":
             return self._node(json.loads(body))
+        gateway.on_request(self.path)
         gateway.seen.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body))
         if gateway.next_answer is not None:
             return self._answer(*gateway.next_answer)
@@ -199,6 +205,7 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
 
     def _node(self, question):
         gateway, method, params = self.server, question["method"], question["params"]
+        gateway.on_request(method)
         result = {
             "eth_chainId": hex(gateway.chain_id),
             "eth_estimateGas": hex(50_000),
@@ -206,11 +213,14 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
             "eth_getBlockByNumber": {"baseFeePerGas": hex(gateway.base_fee_wei)},
             "eth_getBalance": hex(10**18),
             "eth_call": "0x" + gateway.balance.to_bytes(32, "big").hex(),
-            "eth_getTransactionCount": hex(0 if params[1:] == ["finalized"] else len(gateway.mined)),
+            "eth_getTransactionCount": hex(
+                gateway.replaced_below if params[1:] == ["finalized"] else len(gateway.mined)
+            ),
             "eth_blockNumber": "0x9",
         }.get(method)
         if method == "eth_sendRawTransaction" and gateway.is_mining:
             gateway.mined.add("0x" + keccak256(bytes.fromhex(params[0][2:])).hex())
+        gateway.on_request(f"after {method}")
         if method == "eth_getTransactionReceipt" and params[0] in gateway.mined:
             result = {"transactionHash": params[0], "blockNumber": "0x9", "status": "0x1"}
         return self._json(200, {"jsonrpc": "2.0", "id": 1, "result": result})

@@ -1,6 +1,10 @@
 """`tollway history refund`: the amount is shown before it is sent, by the key of the provider, and a transfer is posted until it is deep enough."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +14,10 @@ from tollway.cli.refund import _post
 from tollway.client import Wallet
 from tollway.client.errors import GatewayRefused
 from tollway.client.refund_transfer import read_refund_due
+from tollway.client.store import PaymentStore
 from tollway.ids import Address
 
+WAIT_S = 60
 CALL_ID, OTHER_ID, TX = "call_1", "call_2", "0x" + "12" * 32
 PAYER = "0x" + "33" * 20
 REFUNDED = {
@@ -86,6 +92,105 @@ def test_send_transfers_the_price_and_posts_its_hash(run, gateway, provider):
     assert done.exit_code == 0, done.output
     assert json.loads(gateway.seen[-1][3])["transaction"] in done.output
     assert len(gateway.mined) == 1
+
+
+KILLED_AT = {
+    "before it is signed": "eth_getTransactionCount",
+    "before it is sent": "eth_sendRawTransaction",
+    "before the node answers": "after eth_sendRawTransaction",
+    "before the gateway has its hash": f"/api/v2/history/{CALL_ID}/refund",
+}
+
+
+def posted(gateway) -> list[str]:
+    return [json.loads(body)["transaction"] for method, *_, body in gateway.seen if method == "POST"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("place", KILLED_AT)
+def test_a_command_that_was_killed_sends_the_same_transfer_again(run, gateway, environment, provider, place):
+    gateway.call = call_of(str(provider))
+    words = ["history", "refund", CALL_ID, "--send", "--yes", "--rpc", f"{CHAIN}={gateway.url}/node"]
+    with subprocess.Popen(
+        [sys.executable, "-c", "from tollway.cli import main; main()", *words],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as killed:
+        gateway.on_request = lambda name: killed.kill() if name == KILLED_AT[place] else None
+        assert killed.wait(WAIT_S) == -signal.SIGKILL
+    gateway.on_request = lambda _: None
+    gateway.seen.clear()
+    for _ in range(2):
+        done = run(*words)
+        assert done.exit_code == 0, done.output
+    assert posted(gateway) == [*gateway.mined] * 2
+
+
+def test_a_repeat_sends_the_same_transfer_and_signs_no_second_one(run, gateway, provider):
+    """Also while the node does not mine it, and where the record of the call shows the refund by then."""
+    gateway.call, gateway.is_mining = call_of(str(provider)), False
+    words = ["history", "refund", CALL_ID, "--send", "--yes", "--rpc", f"{CHAIN}={gateway.url}/node"]
+    first = run(*words)
+    assert "Sends 0.01 USDC" in first.output
+    gateway.call, gateway.is_mining = REFUNDED, True
+    again = run(*words)
+    assert (again.exit_code, "no second one" in again.output) == (0, True), again.output
+    assert posted(gateway) == [*gateway.mined] * 2
+
+
+@pytest.mark.parametrize("other", [[CALL_ID], [CALL_ID, OTHER_ID, "call_3"], ["call_3", OTHER_ID]])
+def test_calls_of_a_signed_transfer_are_in_no_second_one(run, gateway, provider, other):
+    gateway.call = call_of(str(provider))
+    node = ["--send", "--yes", "--rpc", f"{CHAIN}={gateway.url}/node"]
+    gateway.on_request = lambda path: gateway.call.update(id=path.rpartition("/")[2])
+    assert run("history", "refund", CALL_ID, OTHER_ID, *node).exit_code == 0
+    done = run("history", "refund", *other, *node)
+    assert (done.exit_code, "name exactly these calls" in done.output) == (2, True), done.output
+    assert len(gateway.mined) == 1
+    assert run("history", "refund", OTHER_ID, CALL_ID, *node).exit_code == 0
+    assert len(gateway.mined) == 1
+    assert [json.loads(body)["calls"] for method, *_, body in gateway.seen if method == "POST"] == [
+        [OTHER_ID]
+    ] * 2, "in the order of the first command"
+
+
+def test_a_transfer_that_can_never_be_mined_is_followed_by_another(run, gateway, provider):
+    gateway.call, gateway.is_mining = call_of(str(provider)), False
+    words = ["history", "refund", CALL_ID, "--send", "--yes", "--rpc", f"{CHAIN}={gateway.url}/node"]
+    run(*words)
+    other = "0x" + "99" * 32
+    gateway.mined.add(other)
+    gateway.replaced_below, gateway.is_mining = 1, True
+    done = run(*words)
+    assert (done.exit_code, "Sends 0.01 USDC" in done.output) == (0, True), done.output
+    first, second = posted(gateway)
+    assert first != second
+    assert gateway.mined == {other, second}
+
+
+def test_a_refund_and_a_payment_never_have_one_nonce(run, gateway, environment, provider):
+    """A transfer that the node does not know yet keeps its nonce, and is sent before the next one."""
+    gateway.call, gateway.is_mining = call_of(str(provider)), False
+    node = ["--rpc", f"{CHAIN}={gateway.url}/node"]
+    problem = (
+        503,
+        PROBLEM,
+        json.dumps({"code": "chain_unavailable", "status": 503, "retryable": True}).encode(),
+    )
+    gateway.on_request = lambda path: (
+        setattr(gateway, "next_answer", problem) if path.endswith("refund") else None
+    )
+    assert run("history", "refund", CALL_ID, "--send", "--yes", *node).exit_code == 3
+    gateway.on_request, gateway.next_answer = lambda _: None, None
+    store = PaymentStore(Path(environment["TOLLWAY_STORE"]), now_ms=lambda: 0)
+    (refund,) = store.unresolved(provider)
+    assert (refund.nonce, refund.refunds, store.list_transfers(provider)) == (0, (CALL_ID,), ())
+    gateway.is_mining = True
+    assert run("call", "api_1", *node).exit_code == 0
+    (payment,) = store.list_transfers(provider)
+    assert payment.nonce == 1
+    assert gateway.mined == {str(refund.tx_hash), str(payment.tx_hash)}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,7 @@ from tollway.client.call_io import (
     NonceTaken,
     OverBudget,
     PaidAlready,
+    RefundedAlready,
     Stored,
     Transfer,
     TransferState,
@@ -255,6 +257,49 @@ def test_recall_gives_credit_before_unresolved_and_nothing_spent(store):
     assert [t.nonce for t in store.find_payments(payees=payees, **told)] == [4, 3, 2, 1]
     assert [t.nonce for t in store.find_payments(payees=(), **told)] == [4, 3, 2, 1]
     assert [t.nonce for t in store.find_payments(payees=payees[:1], **told)] == [1]
+
+
+def refund(number: int, *calls: str, **changes) -> Transfer:
+    return transfer(number, refunds=calls, rest=0, **changes)
+
+
+def test_a_call_has_one_refund_that_can_move_something(store):
+    first = refund(1, "call_1", "call_2")
+    assert store.store_refund(first) == Stored()
+    for calls in (("call_1", "call_2"), ("call_2", "call_3")):
+        assert store.store_refund(refund(2, *calls)) == RefundedAlready(transfer=first)
+        assert store.find_refund(calls) == first
+    assert store.find_refund(["call_3"]) is None
+    store.record_state(first.tx_hash, TransferState.CONFIRMED, None)
+    assert store.store_refund(refund(2, "call_2")) == RefundedAlready(
+        transfer=replace(first, state=TransferState.CONFIRMED)
+    )
+    store.record_state(first.tx_hash, TransferState.REPLACED, None)
+    assert store.store_refund(refund(2, "call_2")) == Stored()
+
+
+def test_of_many_processes_one_refunds_a_call(store, store_path):
+    stores = [PaymentStore(store_path, now_ms=lambda: 0) for _ in range(8)]
+    outcomes = run_threads(
+        partial(one.store_refund, refund(number, "call_1")) for number, one in enumerate(stores)
+    )
+    assert sum(outcome == Stored() for outcome in outcomes) == 1
+
+
+def test_a_refund_is_no_payment(store):
+    """It shares the nonces of the wallet and nothing else: no budget, no list, and it is never abandoned."""
+    sent = refund(1, "call_1")
+    store.store_refund(sent)
+    payment = transfer(2, nonce=1, pay_to=sent.pay_to)
+    assert store.store(payment, budget=None) == NonceTaken()
+    assert store.store(replace(payment, nonce=2), budget=Cap.parse("1000 USDC")) == Stored()
+    assert store.store_refund(refund(3, "call_2", nonce=2)) == NonceTaken()
+    assert [one.nonce for one in store.list_transfers(PAYER)] == [2]
+    assert [one.nonce for one in store.unresolved(PAYER)] == [1, 2]
+    assert store.next_nonce(payer=PAYER, chain_id=sent.chain_id, pending=0) == 3
+    assert not store.abandon(sent.tx_hash)
+    told = {"payer": PAYER, "gateway": GATEWAY, "api_id": "api_1", "payees": (sent.pay_to,)}
+    assert [one.nonce for one in store.find_payments(**told)] == [2]
 
 
 def test_abandoned_stays_abandoned(store):

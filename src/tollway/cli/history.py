@@ -19,6 +19,7 @@ from tollway.cli.inputs import (
     CsvFile,
     Rpc,
     Since,
+    StoreFile,
     Until,
     Wait,
     caller_command,
@@ -94,6 +95,7 @@ def history(
     send: Send = False,
     credit: GivesCredit = False,
     rpc: Rpc = "",
+    store: StoreFile = None,
     wait_s: Wait = 180.0,
     yes: Unasked = False,
     api_id: Annotated[str | None, typer.Option("--api", help="Only calls of this listing.")] = None,
@@ -118,7 +120,7 @@ def history(
 ) -> None:
     if call_id == REFUND or transaction is not None or send or credit:
         how = RefundChoice(transaction=transaction, is_sent=send, is_credit=credit)
-        return refund_calls(caller, call_id, named_calls, how, rpc=rpc, wait_s=wait_s, yes=yes)
+        return refund_calls(caller, call_id, named_calls, how, rpc=rpc, store=store, wait_s=wait_s, yes=yes)
     held_call_id = read_held_call(named_calls)
     outcome = _read_outcome(call_id, held_call_id, charge=charge, release=release)
     check_output(is_csv=is_csv, output=output, as_json=caller.as_json)

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,19 +12,24 @@ import typer
 from tollway.chain.networks import describe_network
 from tollway.cli.inputs import REFUSED, Caller, OneNode, read_nodes, read_wallet, split_nodes
 from tollway.cli.output import list_objects, print_foot, print_line, print_text, quote_word, read_object
-from tollway.client import requests
+from tollway.client import TollwayClient, requests
+from tollway.client.call_io import Transfer, TransferState
 from tollway.client.errors import CallerFailure
 from tollway.client.exchange import run_blocking
 from tollway.client.fee_limit import format_fee
 from tollway.client.refund_transfer import (
     RefundTransfer,
     check_refund_calls,
+    find_signed_refund,
+    is_refund_alive,
     plan_refund,
     read_refund_due,
-    send_raw,
+    send_refund,
+    sign_refund,
 )
 from tollway.client.requests import GatewayDocument
 from tollway.client.safe_text import format_value, plain_line
+from tollway.ids import ChainId
 from tollway.money import format_decimal
 
 REFUND = "refund"
@@ -66,6 +72,7 @@ def refund_calls(
     how: RefundChoice,
     *,
     rpc: str,
+    store: Path | None,
     wait_s: float,
     yes: bool,
     sleep: Callable[[float], None] = time.sleep,
@@ -80,11 +87,18 @@ def refund_calls(
     if how.is_credit and len(call_ids) > 1:
         raise ValueError("--credit is for one call at a time")
     check_refund_calls(call_ids)
-    transaction = _send(caller, call_ids, rpc=rpc, yes=yes) if how.is_sent else how.transaction
-    request = requests.refund_calls(call_ids, transaction)
-    command = f"tollway history refund {' '.join(map(quote_word, call_ids))} --transaction {transaction}"
-    with caller.open() as client:
+    with caller.open(store=store) as client:
+        refund = _send(caller, client, call_ids, rpc=rpc, yes=yes) if how.is_sent else None
+        if refund is not None:
+            # The order of the first command: the gateway divides a transfer in the order of its request.
+            call_ids, how = refund.refunds, RefundChoice(transaction=str(refund.tx_hash))
+        request = requests.refund_calls(call_ids, how.transaction)
+        command = (
+            f"tollway history refund {' '.join(map(quote_word, call_ids))} --transaction {how.transaction}"
+        )
         found = _post(lambda: client.fetch_document(request), wait_s=wait_s, command=command, sleep=sleep)
+        if refund is not None:
+            client.store.record_state(refund.tx_hash, TransferState.CONFIRMED, None)
     caller.print(found, print_refunds)
 
 
@@ -105,27 +119,45 @@ def _post(
         sleep(POLL_S)
 
 
-def _send(caller: Caller, call_ids: Sequence[str], *, rpc: str, yes: bool) -> str:
-    """Shows the transfer, asks, and sends it. Returns its hash, which is printed before it is sent."""
-    session = caller.session
-    wallet = read_wallet(session.key_file)
-    with caller.open() as client:
-        calls = [client.fetch_document(requests.find_call(call_id, None)) for call_id in call_ids]
+def _send(caller: Caller, client: TollwayClient, call_ids: Sequence[str], *, rpc: str, yes: bool) -> Transfer:
+    """Sends the refund of these calls that is signed already; without one it shows the transfer, asks, and signs, stores and sends it. Prints its hash before."""
+    wallet, store = read_wallet(caller.session.key_file), client.store
+    refund = find_signed_refund(store, call_ids)
+    if refund is not None:
+        node = _open_node(caller, rpc, refund.chain_id)
+        if run_blocking(is_refund_alive(node, store, refund)):
+            print_text(describe_signed(refund), is_error=True)
+            return _broadcast(client, node, refund)
+    calls = [client.fetch_document(requests.find_call(call_id, None)) for call_id in call_ids]
     due = read_refund_due(calls, sender=wallet.address)
-    chain_id = due.asset.chain_id
-    url = read_nodes(split_nodes(rpc), allow_http=session.allow_http).get(chain_id)
-    if url is None:
-        raise ValueError(f"name a node of {describe_network(chain_id)}: --rpc URL, or TOLLWAY_RPC")
-    node = OneNode(url)
+    node = _open_node(caller, rpc, due.asset.chain_id)
     planned = run_blocking(plan_refund(node, due, sender=wallet.address))
     print_text(describe_transfer(planned, calls=len(calls)), is_error=True)
     _confirm(yes=yes)
-    signed = wallet.sign_transfer(planned.unsigned)
-    print_text(f"Transaction {signed.tx_hash}", is_error=True)
-    refusal = run_blocking(send_raw(node, chain_id, signed.raw))
+    signed = sign_refund(store, wallet, planned, call_ids=call_ids, gateway=client.gateway)
+    return _broadcast(client, node, signed)
+
+
+def _open_node(caller: Caller, rpc: str, chain_id: ChainId) -> OneNode:
+    url = read_nodes(split_nodes(rpc), allow_http=caller.session.allow_http).get(chain_id)
+    if url is None:
+        raise ValueError(f"name a node of {describe_network(chain_id)}: --rpc URL, or TOLLWAY_RPC")
+    return OneNode(url)
+
+
+def _broadcast(client: TollwayClient, node: OneNode, refund: Transfer) -> Transfer:
+    print_text(f"Transaction {refund.tx_hash}", is_error=True)
+    refusal = run_blocking(send_refund(node, client.store, refund))
     if refusal is not None:
         print_text(plain_line(f"The node says: {refusal}"), is_error=True)
-    return str(signed.tx_hash)
+    return refund
+
+
+def describe_signed(refund: Transfer) -> str:
+    """What an earlier command has signed, before it is sent again."""
+    return plain_line(
+        f"Refunded already, by {refund.describe()} to {refund.pay_to}: the same transaction is sent again, and no second one."
+    )
 
 
 def describe_transfer(planned: RefundTransfer, *, calls: int) -> str:

@@ -36,7 +36,7 @@ WORTHLESS = frozenset({TransferState.FAILED, TransferState.REPLACED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A payment that this wallet signed. Amounts in base units of `asset`; `rest`: the unspent part, as far as the client knows."""
+    """A payment or a refund that this wallet signed. Amounts in base units of `asset`; `rest`: the unspent part, as far as the client knows."""
 
     tx_hash: TxHash
     raw: bytes = field(repr=False)
@@ -51,6 +51,8 @@ class Transfer:
     state: TransferState
     fee_max_wei: int | None = None
     """The maximum network fee; None for a transfer of an earlier version."""
+    refunds: tuple[str, ...] = ()
+    """The ids of the calls that it refunds; empty for a payment. A refund buys nothing: its `rest` is 0."""
 
     @property
     def chain_id(self) -> ChainId:
@@ -369,6 +371,13 @@ class OverBudget:
             f"This payment of {amount} {payment.asset.symbol} would exceed the {self.limit}: "
             f"{spent} of {budget} {payment.asset.symbol} is spent."
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefundedAlready:
+    """Nothing was stored: this refund has one of the calls, and it can still be mined, or it is."""
+
+    transfer: Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

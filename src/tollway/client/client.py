@@ -68,6 +68,7 @@ from tollway.client.responses import (
     decode_response,
     wrap_response,
 )
+from tollway.client.store import PaymentStore
 from tollway.client.transfer import Patience, RailChoice, resume_transfers
 from tollway.client.wallet import Wallet
 from tollway.ids import Address, TxHash
@@ -213,6 +214,11 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         return self._driver.store.abandon(transaction_hash) or self._driver.store.abandon_authorization(
             bytes(transaction_hash)
         )
+
+    @property
+    def store(self) -> PaymentStore:
+        """The store of the wallet's payments and refunds."""
+        return self._driver.store
 
     @property
     def address(self) -> Address | None:

@@ -1,18 +1,30 @@
-"""The transfer by which a provider refunds calls: read from the records of the calls, built and signed here, sent once it is approved.
+"""The transfer by which a provider refunds calls: read from the records of the calls, built, signed and stored here, sent once it is approved.
 
-Amounts and wallets come from the gateway's records of the calls, so a person or a program approves them before anything is sent. The transfer is no
-payment: it is not in the store of payments, and no call spends it.
+Amounts and wallets come from the gateway's records of the calls, so a person or a program approves them before anything is sent. The signed transfer is on the
+disk before its first byte is sent, and a call has one: a repeat sends the same bytes again, until the chain shows that they can never move anything. The
+transfer is no payment: no call spends it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
-from tollway.client.call_io import NodeError, NodeIo, UnsignedTransfer
-from tollway.client.errors import CannotPay, FeeAboveMax
+from tollway.client.call_io import (
+    NodeIo,
+    NonceTaken,
+    RefundedAlready,
+    Stored,
+    Transfer,
+    TransferState,
+    UnsignedTransfer,
+)
+from tollway.client.errors import CannotPay, FeeAboveMax, PaymentPending
 from tollway.client.fee_limit import NetworkFee, limit_fee
+from tollway.client.store import PaymentStore
 from tollway.client.transfer import (
+    NONCE_TRIES_MAX,
     PaymentSource,
+    broadcast,
     build_transaction,
     check_gas_funds,
     check_node,
@@ -23,8 +35,10 @@ from tollway.client.transfer import (
     find_asset,
     native_asset,
     query_number,
+    read_transfer_state,
 )
-from tollway.ids import REFUND_CALLS_MAX, Address, ChainId, parse_network
+from tollway.client.wallet import Wallet
+from tollway.ids import REFUND_CALLS_MAX, Address, parse_network
 from tollway.money import Asset
 
 
@@ -117,7 +131,7 @@ def _find_decimals(price: str, amount: int) -> int:
 
 
 async def plan_refund(io: NodeIo, due: RefundDue, *, sender: Address) -> RefundTransfer:
-    """The unsigned transfer, of an asset that a preset or its contract describes as the gateway does. Raises `CannotPay`, `FeeAboveMax` and `NodeUnreachable`; nothing is sent."""
+    """The transfer without its nonce in the store, of an asset that a preset or its contract describes as the gateway does. Raises `CannotPay`, `FeeAboveMax` and `NodeUnreachable`; nothing is sent."""
     chain_id = due.asset.chain_id
     await check_node(io, chain_id)
     await _check_asset(io, due.asset, sender=sender)
@@ -162,7 +176,74 @@ async def _check_asset(io: NodeIo, asset: Asset, *, sender: Address) -> None:
         )
 
 
-async def send_raw(io: NodeIo, chain_id: ChainId, raw: bytes) -> str | None:
-    """Sends the signed bytes. Returns the node's refusal; the receipt decides, not this response."""
-    outcome = await io.query_node(chain_id, "eth_sendRawTransaction", "0x" + raw.hex())
-    return outcome.message if isinstance(outcome, NodeError) else None
+def sign_refund(
+    store: PaymentStore, wallet: Wallet, planned: RefundTransfer, *, call_ids: Sequence[str], gateway: str
+) -> Transfer:
+    """Signs the transfer of a plan with the next nonce of the wallet, and stores it. Nothing is sent. Raises `CannotPay` where the store has a refund of a call."""
+    due, unsigned = planned.due, planned.unsigned
+    for _ in range(NONCE_TRIES_MAX):
+        stored = store.next_nonce(payer=wallet.address, chain_id=unsigned.chain_id, pending=unsigned.nonce)
+        nonce = max(unsigned.nonce, stored)
+        signed = wallet.sign_transfer(replace(unsigned, nonce=nonce))
+        refund = Transfer(
+            tx_hash=signed.tx_hash,
+            raw=signed.raw,
+            asset=due.asset,
+            payer=wallet.address,
+            pay_to=due.payer,
+            gateway=gateway,
+            amount=due.amount,
+            rest=0,
+            nonce=nonce,
+            confirmations=1,
+            state=TransferState.STORED,
+            fee_max_wei=planned.fee.max_wei,
+            refunds=tuple(call_ids),
+        )
+        match store.store_refund(refund):
+            case Stored():
+                return refund
+            case RefundedAlready(transfer=earlier):
+                raise CannotPay(
+                    f"Another process of this wallet has just refunded {' '.join(earlier.refunds)} by {earlier.tx_hash}. Run the same command again.",
+                    transaction=earlier.tx_hash,
+                )
+            case NonceTaken():
+                continue
+            case outcome:
+                assert_never(outcome)
+    raise CannotPay("Other processes of this wallet keep taking its nonces. Try again.")
+
+
+def find_signed_refund(store: PaymentStore, call_ids: Sequence[str]) -> Transfer | None:
+    """The stored refund of exactly these calls that may have moved something. Raises ValueError where it refunds only some of them, or others too."""
+    earlier = store.find_refund(call_ids)
+    if earlier is not None and set(earlier.refunds) != set(call_ids):
+        raise ValueError(
+            f"the transfer {earlier.tx_hash} of this wallet refunds {' '.join(earlier.refunds)}; name exactly these calls to send it again, or only others"
+        )
+    return earlier
+
+
+async def is_refund_alive(io: NodeIo, store: PaymentStore, refund: Transfer) -> bool:
+    """Whether a stored refund is mined or can still be. False, recorded, only where a final block shows that it was reverted or that its nonce is used: then another
+    transfer cannot be a second one. Raises `PaymentPending` while a revert is not final."""
+    await check_node(io, refund.chain_id)
+    state, _ = await read_transfer_state(io, refund)
+    if state in (TransferState.FAILED, TransferState.REPLACED):
+        store.record_state(refund.tx_hash, state, None)
+        return False
+    if state is TransferState.STORED:
+        raise PaymentPending(
+            f"The chain node reports that the refund {refund.tx_hash} was reverted. That counts once its block is final: run the same command later.",
+            transaction=refund.tx_hash,
+        )
+    return True
+
+
+async def send_refund(io: NodeIo, store: PaymentStore, refund: Transfer) -> str | None:
+    """Sends the stored bytes, after those of earlier nonces. Returns the node's refusal, such as "already known"; the receipt decides, not this response."""
+    for earlier in store.unresolved(refund.payer):
+        if earlier.chain_id == refund.chain_id and earlier.nonce < refund.nonce:
+            await broadcast(io, earlier)
+    return await broadcast(io, refund)

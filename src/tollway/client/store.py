@@ -1,5 +1,5 @@
-"""The wallet's payment store: every payment and every authorisation that the wallet signed, and the idempotency keys of requests in progress, in
-one SQLite file that several processes can share.
+"""The wallet's payment store: every payment, every refund of calls and every authorisation that the wallet signed, and the idempotency keys of requests in
+progress, in one SQLite file that several processes can share.
 
 A payment is flushed to the disk before its first byte is sent. This write decides whether the payment is allowed
 (budget, nonce, no unresolved payment to the same payee). The store uses no network.
@@ -30,6 +30,7 @@ from tollway.client.call_io import (
     OverBudget,
     PaidAlready,
     PaymentQuote,
+    RefundedAlready,
     SignedAuthorization,
     Stored,
     StoreOutcome,
@@ -306,7 +307,7 @@ _TEMPORARY_SQLITE = frozenset(
         sqlite3.SQLITE_NOMEM,
     }
 )
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 _SCHEMA = """
 CREATE TABLE transfer (
@@ -335,9 +336,11 @@ _MIGRATIONS = (
     "ALTER TABLE transfer ADD COLUMN fee_max TEXT",
     SCHEMA_LAPSED,
     CHANNEL_SCHEMA,
+    "ALTER TABLE transfer ADD COLUMN refunds TEXT",
 )
 """The statements of each version, from the one before."""
-_TRANSFER_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state, fee_max"
+_TRANSFER_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state, fee_max, refunds"
+"""`refunds`: the calls of a refund, as JSON; NULL for a payment. Both are in one table, because they share the nonces of a wallet."""
 
 
 class PaymentStore:
@@ -380,6 +383,24 @@ class PaymentStore:
             except sqlite3.IntegrityError:
                 return NonceTaken()
         return Stored()
+
+    def store_refund(self, refund: Transfer) -> Stored | RefundedAlready | NonceTaken:
+        """Stores a signed refund, or returns why it must not be sent. After `Stored` it is on the disk. A call has one refund, of any wallet of this store, unless
+        the chain shows that it moved nothing. No budget limits it, and it is in no list of payments."""
+        with self._transaction() as connection:
+            earlier = _select_refund(connection, refund.refunds)
+            if earlier is not None:
+                return RefundedAlready(transfer=earlier)
+            try:
+                _insert_transfer(connection, refund, now_ms=self._now_ms())
+            except sqlite3.IntegrityError:
+                return NonceTaken()
+        return Stored()
+
+    def find_refund(self, call_ids: Sequence[str]) -> Transfer | None:
+        """The refund of one of these calls that is mined or can still be."""
+        with self._transaction() as connection:
+            return _select_refund(connection, call_ids)
 
     def find_excess(
         self, quote: PaymentQuote, *, payer: Address, gateway: str, budget: Cap | None
@@ -466,9 +487,16 @@ class PaymentStore:
         return 0 if row is None else int(row[0])
 
     def unresolved(self, payer: Address) -> tuple[Transfer, ...]:
-        """Stored payments that are not known to be mined."""
+        """Stored payments and refunds that are not known to be mined, by chain and nonce: a later nonce is never mined before an earlier one."""
         with self._transaction() as connection:
-            return _select_transfers(connection, "payer = ? AND state = 'stored'", (str(payer),))
+            found = [
+                transfer
+                for which in (_PAYMENTS, _REFUNDS)
+                for transfer in _select_transfers(
+                    connection, "payer = ? AND state = 'stored'", (str(payer),), which=which
+                )
+            ]
+        return tuple(sorted(found, key=lambda transfer: (transfer.chain_id, transfer.nonce)))
 
     def list_transfers(self, payer: Address) -> tuple[Transfer, ...]:
         """Every payment of that wallet, in the order in which they were signed."""
@@ -478,10 +506,10 @@ class PaymentStore:
     def abandon(self, tx_hash: TxHash) -> bool:
         """Abandons a payment that the gateway refuses or that is never mined. It still counts against the budget,
         and its payee can be paid again, with its nonce. A person must decide this: if the payment is mined later, it has
-        bought nothing."""
+        bought nothing. False for a refund: only the chain ends it."""
         with self._transaction() as connection:
             changed = connection.execute(
-                "UPDATE transfer SET state = 'abandoned' WHERE tx_hash = ? AND state IN ('stored', 'refused')",
+                f"UPDATE transfer SET state = 'abandoned' WHERE tx_hash = ? AND state IN ('stored', 'refused') AND {_PAYMENTS}",  # noqa: S608 - a constant of this module
                 (str(tx_hash),),
             )
         return changed.rowcount == 1
@@ -620,7 +648,7 @@ class PaymentStore:
         """The amounts that count against a budget, by currency, in 10^-18."""
         with self._transaction() as connection:
             symbols = connection.execute(
-                "SELECT symbol FROM transfer WHERE payer = ?1 UNION SELECT symbol FROM signed_authorization"
+                "SELECT symbol FROM transfer WHERE payer = ?1 AND refunds IS NULL UNION SELECT symbol FROM signed_authorization"
                 " WHERE payer = ?1 ORDER BY symbol",
                 (str(payer),),
             ).fetchall()
@@ -748,7 +776,7 @@ def _sum_spent(connection: sqlite3.Connection, payer: Address, symbol: str) -> i
 def _insert_transfer(connection: sqlite3.Connection, transfer: Transfer, *, now_ms: int) -> None:
     asset = transfer.asset
     connection.execute(
-        f"INSERT INTO transfer ({_TRANSFER_COLUMNS}, created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own column list
+        f"INSERT INTO transfer ({_TRANSFER_COLUMNS}, created_ms) VALUES ({', '.join('?' * 16)}, ?)",  # noqa: S608 - our own column list
         (
             str(transfer.tx_hash),
             transfer.raw,
@@ -765,19 +793,36 @@ def _insert_transfer(connection: sqlite3.Connection, transfer: Transfer, *, now_
             transfer.confirmations,
             transfer.state.value,
             None if transfer.fee_max_wei is None else str(transfer.fee_max_wei),
+            json.dumps(transfer.refunds) if transfer.refunds else None,
             now_ms,
         ),
     )
 
 
+_PAYMENTS, _REFUNDS = "refunds IS NULL", "refunds IS NOT NULL"
+
+
 def _select_transfers(
-    connection: sqlite3.Connection, where: str, values: Sequence[object]
+    connection: sqlite3.Connection, where: str, values: Sequence[object], *, which: str = _PAYMENTS
 ) -> tuple[Transfer, ...]:
+    """The payments of a condition, oldest first. `which`: the refunds instead."""
     rows = connection.execute(
-        f"SELECT {_TRANSFER_COLUMNS} FROM transfer WHERE {where} ORDER BY created_ms, rowid",  # noqa: S608 - conditions of this module
+        f"SELECT {_TRANSFER_COLUMNS} FROM transfer WHERE {where} AND {which} ORDER BY created_ms, rowid",  # noqa: S608 - conditions of this module
         values,
     )
     return tuple(_read_transfer(row) for row in rows)
+
+
+def _select_refund(connection: sqlite3.Connection, call_ids: Sequence[str]) -> Transfer | None:
+    """The oldest refund of one of these calls that moved something or may."""
+    found = _select_transfers(
+        connection,
+        "state NOT IN (SELECT value FROM json_each(?)) AND EXISTS (SELECT 1 FROM json_each(transfer.refunds) AS own"
+        " WHERE own.value IN (SELECT value FROM json_each(?)))",
+        (_encode_states(WORTHLESS), json.dumps(list(call_ids))),
+        which=_REFUNDS,
+    )
+    return found[0] if found else None
 
 
 def _read_transfer(row: Sequence[object]) -> Transfer:
@@ -789,7 +834,7 @@ def _read_transfer(row: Sequence[object]) -> Transfer:
 
 def _parse_transfer(row: Sequence[object]) -> Transfer:
     tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway = row[:9]
-    amount, rest, nonce, confirmations, state, fee_max = row[9:]
+    amount, rest, nonce, confirmations, state, fee_max, refunds = row[9:]
     if not isinstance(raw, bytes):
         raise TypeError("a signed transaction must be bytes")
     return Transfer(
@@ -810,6 +855,7 @@ def _parse_transfer(row: Sequence[object]) -> Transfer:
         confirmations=int(str(confirmations)),
         state=TransferState(str(state)),
         fee_max_wei=None if fee_max is None else int(str(fee_max)),
+        refunds=() if refunds is None else tuple(str(one) for one in json.loads(str(refunds))),
     )
 
 

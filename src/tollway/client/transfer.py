@@ -335,7 +335,7 @@ async def wait_for_confirmation(io: CallIo, transfer: Transfer, patience: Patien
         return transfer.state
     polls = max(1, int(patience.wait_s / patience.poll_s))
     for poll in range(polls):
-        state, confirmations = await _read_state(io, transfer)
+        state, confirmations = await read_transfer_state(io, transfer)
         if state is TransferState.STORED:
             raise PaymentPending(
                 f"Your chain node reports that the payment {transfer.tx_hash} of {transfer.describe()} was reverted. That "
@@ -395,8 +395,8 @@ async def resume_transfers(io: NodeIo, transfers: Sequence[Transfer]) -> None:
             await broadcast(io, transfer)
 
 
-async def _read_state(io: NodeIo, transfer: Transfer) -> tuple[TransferState | None, int | None]:
-    """Reads the state of a payment and its confirmations from the chain; each None while it is uncertain, also where the node is away.
+async def read_transfer_state(io: NodeIo, transfer: Transfer) -> tuple[TransferState | None, int | None]:
+    """Reads the state of a stored transfer and its confirmations from the chain; each None while it is uncertain, also where the node is away.
     `STORED`: the receipt is reverted, and its block is not final."""
     outcome = await io.query_node(transfer.chain_id, "eth_getTransactionReceipt", str(transfer.tx_hash))
     if not isinstance(outcome, NodeResult):
