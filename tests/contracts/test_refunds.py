@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select, update
 
+from tests.kit.catalogs import open_catalog
 from tests.kit.ledger_channels import buy, open_channel
 from tests.kit.ledger_records import (
     NOW_MS,
@@ -22,11 +23,12 @@ from tests.kit.ledger_records import (
     tx_hash,
 )
 from tests.kit.ledger_steps import assert_balanced, pay
+from tests.kit.listings import sample_listing
 from tests.kit.payer import has_terms
 from tests.kit.storage_faults import FaultyLedger, open_faulty_gateways
 from tests.kit.upstream import plain, raw
 from tollway.errors import StorageUnavailable
-from tollway.ids import Address, CallId
+from tollway.ids import Address, CallId, ChainId, ListingId
 from tollway.ledger.history import PaymentQuery
 from tollway.ledger.ledger import Claim, Claimed, Exhausted, Fenced
 from tollway.ledger.records import CallState, NewPayment, PaymentState, RecordedTransaction
@@ -39,6 +41,7 @@ from tollway.ledger.refunds import (
 )
 from tollway.ledger.sales import DAY_MS, HOUR_MS, SalesQuery, SpendingQuery
 from tollway.limits import DEFAULT_LIMITS
+from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger import refunds as refund_store
 from tollway.storage.ledger.call_terms import KnownTerms
@@ -59,8 +62,9 @@ def transfer(value_units: int, name: str = "refund", **fields: Any) -> NewPaymen
 
 async def charge(ledger: Any, units: int = 4, *, created_ms: int = NOW_MS, **fields: Any) -> CallId:
     """A charged call of that price, with a payment of its own."""
+    of_call = {"provider": fields.pop("provider")} if "provider" in fields else {}
     paid = await pay(ledger, units, f"payment {next(_NUMBERS)}", **fields)
-    claim = claim_on(paid, units, created_ms=created_ms)
+    claim = claim_on(paid, units, created_ms=created_ms, **of_call)
     assert isinstance(await ledger.claim(claim), Claimed)
     await ledger.close(close_of(claim, CallState.CONSUMED))
     return claim.call_id
@@ -78,6 +82,12 @@ async def refunded_units(ledger: Any, call_id: CallId) -> int | None:
 @pytest.fixture
 async def ledger(pair: list[FaultyLedger]) -> Any:
     return pair[0].ledger
+
+
+@pytest.fixture
+def catalog(pair: list[FaultyLedger]) -> CatalogStore:
+    database: Any = pair[0].database
+    return open_catalog(database)
 
 
 async def test_a_transfer_refunds_calls_of_one_payer_in_the_order_of_the_request(ledger: Any) -> None:
@@ -146,6 +156,68 @@ async def test_calls_of_other_payers_need_a_transfer_of_their_own(ledger: Any) -
     mine, foreign = await charge(ledger), await charge(ledger, payer=STRANGER)
     refused = NotRefundable(fault=RefundFault.DIFFERENT_PAYERS, call_id=foreign)
     assert await refund(ledger, transfer(8), mine, foreign) == refused
+
+
+OTHER = Address(b"\xce" * 20)
+"""Another provider."""
+
+
+async def list_other_with_own_wallet(ledger: Any, catalog: CatalogStore) -> None:
+    await catalog.publish(sample_listing(provider=PAYEE, id=ListingId("api_other")))
+
+
+async def sell_for_other_at_one_payee(ledger: Any, catalog: CatalogStore) -> None:
+    await charge(ledger, provider=OTHER)
+
+
+@pytest.mark.parametrize("share", [list_other_with_own_wallet, sell_for_other_at_one_payee])
+async def test_a_transfer_that_may_be_another_providers_refund_refunds_nothing(
+    ledger: Any, catalog: CatalogStore, share: Any
+) -> None:
+    """`payTo` is the wallet of another provider, or is paid for another one's calls by the same payer. The provider's own wallet refunds as ever."""
+    call_id = await charge(ledger)
+    await share(ledger, catalog)
+    refused = NotRefundable(fault=RefundFault.ANOTHER_PROVIDER, call_id=call_id)
+    assert await refund(ledger, transfer(4), call_id) == refused
+    assert await ledger.find_payments(tx_hash("refund")) == ()
+    assert await ledger.find_senders(await ledger.find_call(call_id)) == (PROVIDER,)
+    assert await refund(ledger, transfer(4, "own", payer=PROVIDER), call_id) == CallsRefunded(units=(4,))
+
+
+async def test_a_cold_payee_of_one_provider_refunds(ledger: Any, catalog: CatalogStore) -> None:
+    """What another payer, asset or payee has with another provider is no matter; nor is another listing that names this payee and sold nothing."""
+    call_id = await charge(ledger)
+    await charge(ledger, provider=OTHER, payer=STRANGER)
+    await charge(ledger, provider=OTHER, asset="native")
+    await charge(ledger, provider=OTHER, payee=OTHER)
+    await catalog.publish(sample_listing(provider=OTHER, id=ListingId("api_other"), pay_to=PAYEE))
+    assert await ledger.find_senders(await ledger.find_call(call_id)) == (PROVIDER, PAYEE)
+    assert await refund(ledger, transfer(4), call_id) == CallsRefunded(units=(4,))
+
+
+NEW_PAYEE = Address(b"\xdd" * 20)
+LISTINGS: dict[str, tuple[dict[str, Any] | None, bool]] = {
+    "the listing of the call": ({}, True),
+    "whose payTo has changed since": ({"pay_to": NEW_PAYEE}, True),
+    "another one of the same payTo": ({"id": ListingId("api_2")}, True),
+    "another one of another payTo": ({"id": ListingId("api_2"), "pay_to": NEW_PAYEE}, False),
+    "that of another provider": ({"provider": OTHER}, False),
+    "a paused one": ({"status": "paused"}, True),
+    "a retired one": ({"retired_ms": 5}, False),
+    "a suspended one": ({"suspended_ms": 5}, False),
+    "of another currency": ({"currency": "EURC"}, False),
+    "of another network": ({"networks": (ChainId(1),)}, False),
+    "none": (None, False),
+}
+
+
+@pytest.mark.parametrize("which", LISTINGS)
+async def test_credit_needs_a_listing_that_takes_it(ledger: Any, catalog: CatalogStore, which: str) -> None:
+    fields, is_spendable = LISTINGS[which]
+    call_id = await charge(ledger)
+    if fields is not None:
+        await catalog.publish(sample_listing(**{"provider": PROVIDER, "pay_to": PAYEE, **fields}))
+    assert await ledger.is_spendable(await ledger.find_call(call_id)) is is_spendable
 
 
 async def test_a_refund_is_no_payment_and_a_payment_is_no_refund(ledger: Any) -> None:

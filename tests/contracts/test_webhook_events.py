@@ -368,29 +368,52 @@ def test_a_log_that_was_never_filled_is_not_idle() -> None:
     assert not EventLog(clock=lambda: 0.0).is_idle
 
 
-async def test_a_refund_is_one_event_of_each_wallet_and_names_what_came_back(ledger: Ledger) -> None:
-    endpoints = [
-        await ledger.webhooks.activate(wallet, types=(EventType.CALL_REFUNDED,))
-        for wallet in (PROVIDER, PAYER)
-    ]
+async def test_a_refund_has_an_event_of_each_wallet_when_it_counts_and_when_it_does_not(
+    ledger: Ledger,
+) -> None:
+    """Once for a repeat; again where a reorganisation takes it back, and where it returns. Each names the refund."""
+    kinds = (EventType.CALL_REFUNDED, EventType.CALL_REFUND_REVERSED)
+    endpoints = [await ledger.webhooks.activate(wallet, types=kinds) for wallet in (PROVIDER, PAYER)]
     claim = await ledger.open_call(price_units=4)
     await ledger.books.close(ends(claim))
     ledger.webhooks.now_ms += 60_000  # the endpoints are active by then
-    transfer = new_payment(3, "refund", payer=PAYEE, payee=PAYER)
+    transfer = new_payment(3, "refund", payer=PAYEE, payee=PAYER, is_final=False)
     unseen = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
-    for _ in range(2):
+
+    async def refund() -> None:
         await ledger.books.record_refund(
             transfer, [claim.call_id], based_on=unseen, now_ms=ledger.webhooks.now_ms
         )
-    assert await ledger.take() == sorted(
-        [("call.refunded", wallet, "refunded") for wallet in (PROVIDER, PAYER)]
-    )
+
+    async def take_back() -> None:
+        (payment,) = await ledger.books.find_payments(transfer.tx_hash)
+        await ledger.books.mark_gone(payment.id, now_ms=ledger.webhooks.now_ms)
+
+    async def mine_again() -> None:
+        await ledger.books.record_payments([transfer], now_ms=ledger.webhooks.now_ms)
+
+    for move, (kind, state) in (
+        (refund, ("call.refunded", "refunded")),
+        (take_back, ("call.refund_reversed", "reversed")),
+        (mine_again, ("call.refunded", "refunded")),
+        (take_back, ("call.refund_reversed", "reversed")),
+        (refund, ("call.refunded", "refunded")),
+    ):
+        for _ in range(2):
+            await move()
+        assert await ledger.take() == sorted((kind, wallet, state) for wallet in (PROVIDER, PAYER))
     for endpoint in endpoints:
         message = json.loads((await ledger.webhooks.begin(endpoint)).body)
-        assert (message["type"], message["data"]["callId"]) == ("call.refunded", claim.call_id)
-        assert message["data"]["payment"]["state"] == "charged"
-        assert message["data"]["refund"] == {
-            "amount": "3",
-            "transaction": str(transfer.tx_hash),
-            "isCredit": False,
-        }
+        parts = message["data"]["events"]
+        assert [one["type"] for one in parts] == [
+            *("call.refunded", "call.refund_reversed") * 2,
+            "call.refunded",
+        ]
+        for one in parts:
+            assert one["data"]["callId"] == claim.call_id
+            assert one["data"]["payment"]["state"] == "charged"
+            assert one["data"]["refund"] == {
+                "amount": "3",
+                "transaction": str(transfer.tx_hash),
+                "isCredit": False,
+            }

@@ -1,6 +1,7 @@
 """Refunds: a provider gives the price of charged calls back, by a transfer to their payer or as credit. The rules are pure; `RefundLedger` is the port.
 
-Money that was paid is at the provider's wallet, so only that wallet can send it back. One transfer refunds calls of one payer, in the order in which the
+Money that was paid is at `payTo`, so it comes back from there or from the wallet of the provider. A `payTo` may be the wallet of another provider, or be named
+by several: a transfer of it may be the refund of a call of theirs, and then it refunds no call of this provider. One transfer refunds calls of one payer, in the order in which the
 provider names them, each up to its price, and only once. It is never a payment: its value belongs to its refunds. A refund changes neither the state of
 a call nor what the call takes of its payments. A transfer that leaves its chain takes its refunds back; when it is mined again they return, except
 where the call has another refund by then.
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from tollway.ids import CallId, TxHash, keccak256
+from tollway.ids import Address, CallId, TxHash, keccak256
 from tollway.ledger.records import CallRecord, CallState, NewPayment, Rail, RecordedTransaction
 
 
@@ -26,8 +27,10 @@ class RefundFault(StrEnum):
     DIFFERENT_PAYERS = "different_payers"
     ABOVE_PRICE = "above_price"
     BELOW_CALLS = "below_calls"
+    ANOTHER_PROVIDER = "another_provider"
     ON_CHANNEL = "on_channel"
     RESTORED = "restored"
+    UNSPENDABLE = "unspendable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,15 @@ class RefundLedger(Protocol):
 
     async def read_refundable(self, call_ids: Sequence[CallId]) -> tuple[CallRecord, ...]:
         """The calls in that order; without those that do not exist."""
+        ...
+
+    async def find_senders(self, call: CallRecord) -> tuple[Address, ...]:
+        """The wallets whose transfers refund the call: its provider, then `payTo` where no other provider can refund this payer by it."""
+        ...
+
+    async def is_spendable(self, call: CallRecord) -> bool:
+        """Whether credit of the account of this call pays calls of its provider now: at the listing of the call, also where its `payTo` has changed since, or at one
+        of the same `payTo`. It needs the currency and the network."""
         ...
 
     async def find_refunded(self, payment_id: int) -> tuple[CallId, ...]:

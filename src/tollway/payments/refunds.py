@@ -20,6 +20,8 @@ from tollway.ledger.refunds import (
     RefundLedger,
     RefundOutcome,
     TransferUsed,
+    credit_hash,
+    find_credit_fault,
     find_refund_fault,
 )
 from tollway.limits import Limits
@@ -89,8 +91,22 @@ class Refunds:
         )
         return await self.read_calls(call_ids)
 
+    async def find_senders(self, call: CallRecord) -> tuple[Address, ...]:
+        """The wallets whose transfers refund the call."""
+        return await self._ledger.find_senders(call)
+
+    async def find_credit_fault(self, call: CallRecord) -> RefundFault | None:
+        """Why the call cannot be given back as credit; None where it can."""
+        recorded = await self._payments.find_transaction(credit_hash(call.id))
+        fault = find_refund_fault([call]) or find_credit_fault(call, held_before_ms=recorded.held_before_ms)
+        if fault is None and not await self._ledger.is_spendable(call):
+            fault = _unspendable(call)
+        return None if fault is None else fault.fault
+
     async def give_credit(self, call: CallRecord) -> tuple[CallRecord, ...]:
-        """Gives the price of the call back as credit, and returns the call as it is then."""
+        """Gives the price of the call back as credit, and returns the call as it is then. Credit that pays no call of the provider now is refused."""
+        if call.refund is None and find_refund_fault([call]) is None:
+            _check(None if await self._ledger.is_spendable(call) else _unspendable(call))
         _check(await self._ledger.record_credit(call.id, now_ms=self._shared_ms()))
         return await self.read_calls([call.id])
 
@@ -149,9 +165,13 @@ class Refunds:
 
 
 def _senders_of(call: CallRecord) -> tuple[Address, ...]:
-    """The wallets that may send the transfer, that of the payment first."""
-    senders = (call.provider,) if call.pay_to is None else (call.pay_to, call.provider)
+    """The wallets that may send the transfer, the provider first, which always may. The ledger decides about another `payTo`."""
+    senders = (call.provider,) if call.pay_to is None else (call.provider, call.pay_to)
     return tuple(dict.fromkeys(senders))
+
+
+def _unspendable(call: CallRecord) -> NotRefundable:
+    return NotRefundable(fault=RefundFault.UNSPENDABLE, call_id=call.id)
 
 
 def _is_between(payment: Payment, call: CallRecord) -> bool:
@@ -221,11 +241,14 @@ _FAULTS = {
     RefundFault.DIFFERENT_PAYERS: "The calls have other payers, networks, assets or payees. Refund those of one payer and one payee by one transfer.",
     RefundFault.ABOVE_PRICE: "The transfer is above the price of the calls. Name all calls that it refunds, or send a transfer of at most their prices.",
     RefundFault.BELOW_CALLS: "The transfer is too small for this call. Name fewer calls.",
+    RefundFault.ANOTHER_PROVIDER: "payTo of the call is the wallet of another provider here, or calls of another provider paid it for the same payer, so this transfer may be theirs. Send one from your own wallet, or give credit.",
+    RefundFault.UNSPENDABLE: "No API of yours takes this credit now: that of the call is retired or suspended, or takes the currency on its network no longer, and no other one has its payTo. Send a transfer instead.",
     RefundFault.ON_CHANNEL: "The call was paid on a channel, whose money may not have moved yet, so it gets no credit. Send a transfer instead.",
     RefundFault.RESTORED: "The call is older than the restore of this gateway's database, which may miss an earlier credit. Ask the operator to release what the restore holds, or send a transfer.",
 }
 _CODES = {
     RefundFault.ABOVE_PRICE: Code.REFUND_TRANSFER_REFUSED,
     RefundFault.BELOW_CALLS: Code.REFUND_TRANSFER_REFUSED,
+    RefundFault.ANOTHER_PROVIDER: Code.REFUND_TRANSFER_REFUSED,
     RefundFault.RESTORED: Code.PAYMENT_HELD,
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tollway.ids import Address, format_network
+from tollway.ids import Address, TxHash, format_network
 from tollway.ledger.budgets import Budget
 from tollway.ledger.records import CallRecord, CallState, Payment, Rail
 from tollway.money import Asset
@@ -24,6 +24,7 @@ class EventType(StrEnum):
     CALL_HELD = "call.held"
     CALL_RESOLVED = "call.resolved"
     CALL_REFUNDED = "call.refunded"
+    CALL_REFUND_REVERSED = "call.refund_reversed"
     PAYMENT_CREDITED = "payment.credited"
     PAYMENT_REORGED = "payment.reorged"
     LISTING_DOWN = "listing.down"
@@ -37,7 +38,7 @@ BATCH, CHALLENGE, GAP = "batch", "webhook.challenge", "webhook.gap"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
-    """An event of one wallet that is not written yet. `subject`: the id of its call or listing, the number of its payment, or a budget (`budget_subject`). `state`: of the
+    """An event of one wallet that is not written yet. `subject`: the id of its call or listing, the number of its payment, both of a refund, or a budget (`budget_subject`). `state`: of the
     subject, as the event made it. `units`: of a payment, in ledger units."""
 
     id: str
@@ -103,15 +104,17 @@ def call_data(call: CallRecord, *, state: str, created_at: str) -> dict[str, Any
     }
 
 
-def refunded_call_data(call: CallRecord, *, units: int, created_at: str) -> dict[str, Any]:
-    """The data of `call.refunded`: those of the charged call, and what came back. `transaction` is null where the refund has left its chain since."""
-    asset, refund = asset_of_call(call), call.refund
+def refund_data(
+    call: CallRecord, *, units: int, tx_hash: TxHash, is_credit: bool, created_at: str
+) -> dict[str, Any]:
+    """The data of `call.refunded` and `call.refund_reversed`: those of the charged call, and what came back or was taken back."""
+    asset = asset_of_call(call)
     return {
         **call_data(call, state=CallState.CONSUMED.value, created_at=created_at),
         "refund": {
             "amount": None if asset is None else str(asset.to_base_units(units)),
-            "transaction": None if refund is None else str(refund.tx_hash),
-            "isCredit": refund is not None and refund.is_credit,
+            "transaction": str(tx_hash),
+            "isCredit": is_credit,
         },
     }
 

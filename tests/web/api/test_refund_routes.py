@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.kit.catalogs import open_catalog
 from tests.kit.chain import MemoryChain, Transaction, authorization_log, transfer_log
 from tests.kit.ledger_records import (
     CHAIN,
@@ -22,13 +23,14 @@ from tests.kit.ledger_records import (
     tx_hash,
 )
 from tests.kit.ledger_steps import assert_balanced, pay
+from tests.kit.listings import sample_listing
 from tests.kit.refunds import make_refunds
 from tests.kit.routes import authenticate_as, make_app, make_context, open_client
 from tests.kit.storage_faults import FaultyLedger
 from tests.kit.stores import InlineDatabase
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import Log
-from tollway.ids import Address, CallId, TxHash
+from tollway.ids import Address, CallId, ListingId, TxHash
 from tollway.ledger.ledger import Claimed
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
@@ -60,6 +62,11 @@ class RefundHarness:
 
     def now_ms(self) -> int:
         return self.now_s * 1000
+
+    async def list_api(self, **changes: Any) -> None:
+        """Publishes the listing that the calls are of."""
+        catalog = open_catalog(self.faulty.database)  # type: ignore[arg-type]  # it stands in for a database
+        await catalog.publish(sample_listing(**{"provider": PROVIDER, "pay_to": PAYEE, **changes}))
 
     async def charge(self, units: int = PRICE, **fields: Any) -> CallId:
         of_payment = {name: fields.pop(name) for name in ("payer", "payee", "asset") if name in fields}
@@ -202,6 +209,17 @@ async def test_a_transfer_that_is_no_refund_is_refused(harness: RefundHarness, c
     assert await harness.ledger.find_payments(sent) == ()
 
 
+async def test_a_transfer_that_may_be_of_another_provider_is_refused(harness: RefundHarness) -> None:
+    """`payTo` is that provider's wallet. A transfer of the own wallet refunds."""
+    call_id, sent = await harness.charge(), harness.send()
+    await harness.list_api(provider=PAYEE, id=ListingId("api_other"))
+    refused = (422, REFUSED, "another_provider")
+    assert await harness.refused(call_id, transaction=str(sent)) == refused
+    assert await harness.ledger.find_payments(sent) == ()
+    own = harness.send(PRICE, "own", transfer_log(TOKEN, PROVIDER, PAYER, PRICE))
+    assert (await harness.post(call_id, transaction=str(own))).status_code == 200
+
+
 async def test_a_transaction_of_another_chain_or_none_is_not_mined(harness: RefundHarness) -> None:
     call_id = await harness.charge()
     pending = (409, "payment_pending", "not_mined")
@@ -290,6 +308,7 @@ async def test_a_bad_body_is_refused_by_its_fields(
 
 async def test_a_provider_gives_the_price_back_as_credit(harness: RefundHarness) -> None:
     call_id = await harness.charge()
+    await harness.list_api()
     answers = [await harness.post(call_id, credit=True) for _ in range(2)]
     (refund,) = [one["refund"] for one in answers[0].json()["calls"]]
     assert (refund["kind"], refund["amount"], refund["isFinal"]) == ("credit", "40", True)
@@ -299,7 +318,16 @@ async def test_a_provider_gives_the_price_back_as_credit(harness: RefundHarness)
     assert harness.chain.request_count == 0
 
 
+async def test_credit_that_pays_nothing_now_is_refused(harness: RefundHarness) -> None:
+    call_id = await harness.charge()
+    await harness.list_api(retired_ms=5)
+    assert await harness.refused(call_id, credit=True) == (409, NOT_REFUNDABLE, "unspendable")
+    await harness.list_api(id=ListingId("api_2"))
+    assert (await harness.post(call_id, credit=True)).status_code == 200
+
+
 async def test_a_call_of_before_a_restore_gets_no_credit(harness: RefundHarness) -> None:
     call_id = await harness.charge(created_ms=NOW_MS)
+    await harness.list_api()
     await harness.ledger.mark_restored(origin=operator_origin(NOW_MS + 1_000))
     assert await harness.refused(call_id, credit=True) == (409, "payment_held", "restored")

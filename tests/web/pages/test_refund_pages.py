@@ -1,14 +1,17 @@
 """The form of a ticket that refunds its call: for its provider only, by the hash of a transfer or as credit; both sides see what came back."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.kit.chain import Transaction, transfer_log
 from tests.kit.ledger_records import claim_on, close_of, new_payment, tx_hash
+from tests.kit.listings import sample_listing
 from tests.kit.pages import RULES
-from tests.kit.signed_in import READER, SELLER, USDC, SignedInHarness, open_signed_in
-from tollway.ids import CallId, TxHash
+from tests.kit.signed_in import READER, SELLER, THIRD, USDC, SignedInHarness, open_signed_in
+from tollway.ids import Address, CallId, ListingId, TxHash
 from tollway.ledger.ledger import Claimed
 from tollway.ledger.records import CallState
 
@@ -23,10 +26,10 @@ async def harness() -> AsyncIterator[SignedInHarness]:
         yield harness
 
 
-async def charge(harness: SignedInHarness) -> CallId:
+async def charge(harness: SignedInHarness, *, pay_to: Address = SELLER.address) -> CallId:
     services = harness.services
     new = new_payment(
-        PRICE, "paid", payer=READER.address, payee=SELLER.address, chain_id=RULES.chain_id, asset=USDC.key
+        PRICE, "paid", payer=READER.address, payee=pay_to, chain_id=RULES.chain_id, asset=USDC.key
     )
     (payment,) = await services.ledger.record_payments([new], now_ms=services.now_ms)
     claim = claim_on(payment, PRICE, provider=SELLER.address, created_ms=services.now_ms)
@@ -65,11 +68,39 @@ async def test_the_provider_records_his_transfer_and_both_sides_see_it(harness: 
         assert FORM not in words
 
 
+async def list_api(harness: SignedInHarness, **changes: Any) -> None:
+    listing = sample_listing(provider=SELLER.address, networks=(RULES.chain_id,))
+    await harness.services.stores.catalog.publish(replace(listing, **changes))
+
+
+CREDIT = "Give credit instead"
+
+
 async def test_the_provider_gives_credit_by_a_second_button(harness: SignedInHarness) -> None:
     call_id = await charge(harness)
+    await list_api(harness)
     await harness.sign_in(SELLER)
+    assert CREDIT in (await harness.read(f"/my/calls/{call_id}")).words
     assert (await post(harness, call_id, credit="yes"))[0] == 303
     assert "Refunded by credit" in (await harness.read(f"/my/calls/{call_id}")).words
+
+
+async def test_the_form_offers_only_what_the_gateway_accepts(harness: SignedInHarness) -> None:
+    """Credit that no API takes, and a `payTo` that is another provider's, are not offered; posted, each is refused with its reason."""
+    call_id = await charge(harness, pay_to=THIRD.address)
+    await harness.sign_in(SELLER)
+    path = f"/my/calls/{call_id}"
+    page = await harness.browser.get(path)
+    assert (FORM in page.text, CREDIT in page.text) == (True, False)
+    assert str(THIRD.address).lower() in page.text
+    status, text = await post(harness, call_id, credit="yes")
+    assert (status, "No API of yours takes this credit now" in text) == (409, True)
+    await list_api(harness)
+    await list_api(harness, id=ListingId("api_third"), provider=THIRD.address)
+    page = await harness.browser.get(path)
+    assert CREDIT in page.text
+    assert str(SELLER.address).lower() in page.text
+    assert str(THIRD.address).lower() not in page.text.replace(str(THIRD.address), "")
 
 
 async def test_a_payer_has_no_form_and_cannot_post_one(harness: SignedInHarness) -> None:

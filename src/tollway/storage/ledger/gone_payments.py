@@ -99,7 +99,7 @@ def end_spending(
     for running in (_RUNNING_OF_PROOF, _RUNNING_OF_TOPUPS):
         connection.execute(running, {"gone_id": payment_id})
     if payment.is_refund:
-        take_back_refunds(connection, payment_id)
+        take_back_refunds(connection, payment_id, now_ms=now_ms, events=events)
     elif not payment.is_escrow:
         locked_rows.note_payment(EventType.PAYMENT_REORGED, gone, units=payment.value_units, at_ms=now_ms)
     locked_rows.write()

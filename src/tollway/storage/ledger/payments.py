@@ -168,7 +168,7 @@ def _record(
             for deposit in deposits.get(payment_id, ()):
                 return_deposit(connection, locked_rows, deposit, block_number=new.block_number, now_ms=now_ms)
             if payment.is_refund:
-                return_refunds(connection, payment_id)
+                return_refunds(connection, payment_id, now_ms=now_ms, events=events)
             elif not payment.is_escrow:
                 arrived.append(payment_id)
         elif is_worth_more(payment, new):

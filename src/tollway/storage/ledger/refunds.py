@@ -10,11 +10,12 @@ from functools import partial
 from sqlalchemy import Connection, Row, Select, insert, select, text
 
 from tollway.errors import StorageUnavailable
-from tollway.ids import CallId
+from tollway.ids import Address, CallId
 from tollway.ledger.records import CallRecord, NewPayment, PaymentState, RecordedTransaction
 from tollway.ledger.refunds import (
     CallsRefunded,
     NotRefundable,
+    RefundFault,
     RefundOutcome,
     TransferUsed,
     credit_hash,
@@ -34,9 +35,15 @@ from tollway.storage.ledger.ledger_tables import (
     payment_table,
 )
 from tollway.storage.ledger.payments import find_payment_id, insert_payment, reinstate_payment
-from tollway.storage.ledger.refund_rows import return_refunds
+from tollway.storage.ledger.refund_rows import (
+    EVENT_COLUMNS,
+    has_listing_for_credit,
+    may_be_of_another,
+    return_refunds,
+    write_refund_events,
+)
 from tollway.storage.operator.operator_writes import held_before_ms
-from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog, write_events
+from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 from tollway.webhooks.events import EventType
 
 NO_BLOCK = b"\x00" * 32
@@ -55,6 +62,16 @@ class RefundStore:
 
     async def read_refundable(self, call_ids: Sequence[CallId]) -> tuple[CallRecord, ...]:
         return await self._database.read(partial(self._read, call_ids=call_ids))
+
+    async def find_senders(self, call: CallRecord) -> tuple[Address, ...]:
+        def work(connection: Connection) -> tuple[Address, ...]:
+            senders = dict.fromkeys([call.provider, *([] if call.pay_to is None else [call.pay_to])])
+            return tuple(one for one in senders if not may_be_of_another(connection, call, one))
+
+        return await self._database.read(work)
+
+    async def is_spendable(self, call: CallRecord) -> bool:
+        return await self._database.read(partial(has_listing_for_credit, call=call))
 
     async def find_refunded(self, payment_id: int) -> tuple[CallId, ...]:
         return await self._database.read(partial(_find_refunded, payment_id=payment_id))
@@ -98,6 +115,8 @@ class RefundStore:
         _lock_calls(connection, call_ids)
         calls = self._read(connection, call_ids)
         outcome = find_refund_fault(calls) or divide_transfer(calls, transfer.value_units)
+        if may_be_of_another(connection, calls[0], transfer.payer):
+            outcome = NotRefundable(fault=RefundFault.ANOTHER_PROVIDER, call_id=calls[0].id)
         if isinstance(outcome, NotRefundable):
             return outcome
         if not insert_payment(connection, transfer, now_ms, is_refund=True):
@@ -125,7 +144,7 @@ class RefundStore:
             return TransferUsed()
         if payment.state is PaymentState.GONE and transfer.value_units >= payment.taken_units:
             reinstate_payment(connection, payment, transfer, now_ms)
-            return_refunds(connection, payment.id)
+            return_refunds(connection, payment.id, now_ms=now_ms, events=self._events)
         if set(_find_refunded(connection, payment_id=payment.id)) != set(call_ids):
             return TransferUsed()
         return CallsRefunded(units=tuple(units[call_id] for call_id in call_ids))
@@ -170,20 +189,14 @@ class RefundStore:
             }
             for call, part in zip(calls, units, strict=True)
         ]
-        connection.execute(insert(call_refund_table), rows)
-        events = [
-            event
-            for call, part in zip(calls, units, strict=True)
-            for event in self._events.make_events(
-                EventType.CALL_REFUNDED,
-                (call.provider, call.payer),
-                subject=call.id,
-                state="refunded",
-                at_ms=now_ms,
-                units=part,
-            )
-        ]
-        write_events(connection, events)
+        added = insert(call_refund_table).returning(*EVENT_COLUMNS)
+        write_refund_events(
+            connection,
+            EventType.CALL_REFUNDED,
+            connection.execute(added, rows).all(),
+            now_ms=now_ms,
+            events=self._events,
+        )
 
     def _read(self, connection: Connection, call_ids: Sequence[CallId]) -> tuple[CallRecord, ...]:
         rows = connection.execute(select_records().where(call_table.c.id.in_(call_ids)))

@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from tollway.ids import Address, ChainId, format_id
+from tollway.ids import Address, ChainId, TxHash, format_id
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import Asset
 from tollway.observability.background import describe_failure
@@ -46,6 +46,7 @@ from tollway.storage.ledger.ledger_tables import (
     parse_payment,
     payment_table,
 )
+from tollway.storage.ledger.refund_rows import select_refunded_call
 from tollway.storage.webhooks.webhook_events import ACTIVATION_MS, EventLog, write_events_once
 from tollway.storage.webhooks.webhook_pruning import prune_settled
 from tollway.storage.webhooks.webhook_tables import (
@@ -81,7 +82,7 @@ from tollway.webhooks.events import (
     gap_data,
     listing_data,
     payment_data,
-    refunded_call_data,
+    refund_data,
 )
 from tollway.webhooks.messages import (
     Echo,
@@ -510,11 +511,18 @@ class _EventData:
                 )
                 call = parse_call(row, unknown_hold_ms=0)
                 return call_data(call, state=event.state, created_at=self._format_time(call.created_ms))
-            case EventType.CALL_REFUNDED:
-                by_id = select_records().where(call_table.c.id == event.subject)
-                call = parse_call(self._find("call", event.subject, by_id), unknown_hold_ms=0)
-                created_at = self._format_time(call.created_ms)
-                return refunded_call_data(call, units=event.units, created_at=created_at)
+            case EventType.CALL_REFUNDED | EventType.CALL_REFUND_REVERSED:
+                call_id, of_refund = select_refunded_call(event.subject)
+                by_id = select_records().where(call_table.c.id == call_id)
+                call = parse_call(self._find("call", call_id, by_id), unknown_hold_ms=0)
+                refund = self._find("refund", event.subject, of_refund)
+                return refund_data(
+                    call,
+                    units=event.units,
+                    tx_hash=TxHash(refund.tx_hash),
+                    is_credit=bool(refund.is_credit),
+                    created_at=self._format_time(call.created_ms),
+                )
             case EventType.PAYMENT_CREDITED | EventType.PAYMENT_REORGED:
                 by_id = select(payment_table).where(payment_table.c.id == int(event.subject))
                 payment = parse_payment(self._find("payment", event.subject, by_id))

@@ -230,7 +230,7 @@ class BookPages:
             refund_href=None
             if profile is None or call.refund is None
             else profile.link_transaction(call.refund.tx_hash),
-            refund_form=describe_refund_form(call, reader.address, self._context),
+            refund_form=await describe_refund_form(call, reader.address, self._context),
             is_credit=call.rail not in SETTLED_RAILS or call.tx_hash is not None,
             is_settling=is_charged_by_provider(call.state, call.upstream_status),
             can_resolve=can_resolve,

@@ -8,7 +8,8 @@ from starlette.routing import Router
 
 from tollway.errors import Code, Problem, refuse
 from tollway.ids import Address, TxHash
-from tollway.ledger.records import CallRecord, CallState
+from tollway.ledger.records import CallRecord
+from tollway.ledger.refunds import find_refund_fault
 from tollway.web.api.auth_routes import client_address_of
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import find_call_asset, find_sold_call
@@ -43,14 +44,14 @@ def _read_form(fields: Fields) -> CallRefundRequest:
         raise refuse(code=Code.INVALID_REQUEST, detail=detail) from exc
 
 
-def describe_refund_form(call: CallRecord, reader: Address, context: WebContext) -> dict[str, str] | None:
-    """The amount and the transfer of the form, for its module; None where this reader cannot refund the call."""
+async def describe_refund_form(
+    call: CallRecord, reader: Address, context: WebContext
+) -> dict[str, object] | None:
+    """The amount and the transfer of the form, for its module, and whether credit can be given; None where this reader cannot refund the call."""
     asset = find_call_asset(call, context.find_asset)
-    is_charged = call.state is CallState.CONSUMED and not call.is_unmeasured and call.due_units > 0
-    if call.provider != reader or asset is None or call.payer is None or not is_charged or call.refund:
+    if call.provider != reader or asset is None or find_refund_fault([call]) is not None:
         return None
     profile = context.profiles.get(asset.chain_id)
-    senders = {call.provider, *([] if call.pay_to is None else [call.pay_to])}
     transfer = {
         "chainId": asset.chain_id,
         "name": asset.network if profile is None else profile.name,
@@ -58,6 +59,10 @@ def describe_refund_form(call: CallRecord, reader: Address, context: WebContext)
         "token": None if asset.token is None else str(asset.token),
         "to": str(call.payer),
         "amount": str(asset.to_base_units(call.due_units)),
-        "senders": sorted(str(one).lower() for one in senders),
+        "senders": sorted(str(one).lower() for one in await context.refunds.find_senders(call)),
     }
-    return {"amount": f"{call.due_price} {call.currency}", "transfer": json.dumps(transfer)}
+    return {
+        "amount": f"{call.due_price} {call.currency}",
+        "transfer": json.dumps(transfer),
+        "has_credit": await context.refunds.find_credit_fault(call) is None,
+    }
