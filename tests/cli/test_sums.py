@@ -97,6 +97,27 @@ def test_a_terminal_gets_a_table_for_each_asset_with_bars_and_totals(gateway, en
     assert text.index("settled 4999999999.999999") > text.index("USDC on eip155:84532")
 
 
+REFUNDED = {
+    "refunded": {"calls": 1, "units": "5000", "amount": "0.005"},
+    "net": {"units": "15000", "amount": "0.015"},
+}
+
+
+def test_what_came_back_stands_beside_the_charges_with_the_net(run, gateway):
+    """On a line of its own in CSV, and below its row and its total in a table. Without a refund there is neither."""
+    gateway.sums = {**FOUND, "sales": [{**row, **REFUNDED} for row in FOUND["sales"][:1]]}
+    rows = list(csv.DictReader(io.StringIO(run("listing", "earnings", "--csv").stdout, newline="")))
+    found = [(row["state"], row["calls"], row["units"], row["amount"]) for row in rows]
+    assert found[-2:] == [("refunded", "1", "5000", "0.005"), ("net", "", "15000", "0.015")]
+    lines = [
+        str(line)
+        for line in format_tables({**FOUND, "totals": [{**USDC, **REFUNDED}]}, gateway.sums["sales"])
+    ]
+    told = "refunded 0.005 (1), net 0.015, released 0.01 (1), held 0.04 (2)"
+    assert [line.strip() for line in lines].count(told) == 2
+    assert "net" not in "".join(map(str, format_tables(FOUND, FOUND["sales"])))
+
+
 def test_a_pipe_gets_no_bar(run, gateway):
     gateway.sums = FOUND
     assert "█" not in run("listing", "earnings").stdout + run("listing", "earnings", "--csv").stdout

@@ -3,6 +3,7 @@
 import asyncio
 from functools import partial
 from itertools import count
+from random import Random
 from typing import Any
 
 import pytest
@@ -282,6 +283,10 @@ async def test_a_call_that_was_refunded_meanwhile_keeps_that_refund(ledger: Any)
     assert [await refunded_units(ledger, one) for one in (call_id, other)] == [3, 4]
     assert await ledger.find_refunded(payment.id) == (other,)
     await assert_balanced(ledger)
+    (instead,) = await ledger.find_payments(tx_hash("instead"))
+    await ledger.mark_gone(instead.id, now_ms=NOW_MS)
+    assert [await refunded_units(ledger, one) for one in (call_id, other)] == [4, 4], "it waited"
+    await assert_balanced(ledger)
 
 
 async def test_a_transfer_that_was_verified_before_a_restore_is_not_recorded(ledger: Any) -> None:
@@ -388,7 +393,7 @@ async def test_sums_show_what_came_back_of_the_charges(ledger: Any, pair: list[F
     async def read() -> list[tuple[int, int, int, int]]:
         rows = [*(await books.sales(sales)).rows, *(await books.spending(spending)).rows]
         return [
-            (row.by_state["charged"].units, row.refunded.calls, row.refunded.units, row.net_units)
+            (row.by_state["charged"].units, row.refunded.calls, row.refunded.units, row.total.net_units)
             for row in rows
         ]
 
@@ -401,6 +406,106 @@ async def test_sums_show_what_came_back_of_the_charges(ledger: Any, pair: list[F
     await ledger.mark_gone(payment.id, now_ms=NOW_MS)
     assert await read() == [(12, 1, 4, 8)] * 2
     assert (await ledger.audit()).wrong_periods == ()
+
+
+PRICES = (1, 3, 4)
+STEPS = 40
+
+
+class RefundOracle:
+    """What the ledger must hold after any moves: the price of each call, its refund in force (transfer and units), and where each transfer is."""
+
+    def __init__(self) -> None:
+        self.prices: dict[CallId, int] = {}
+        self.in_force: dict[CallId, tuple[str, int]] = {}
+        self.parts: dict[str, dict[CallId, int]] = {}
+        self.gone: set[str] = set()
+
+    def refund(self, name: str, value_units: int, call_ids: list[CallId]) -> bool:
+        """Whether the transfer refunds these calls."""
+        if name in self.parts:
+            if set(self.parts[name]) != set(call_ids):
+                return False
+            if name in self.gone:
+                self.mine(name)
+            return all(self.in_force.get(call_id, ("", 0))[0] == name for call_id in call_ids)
+        prices = [self.prices[call_id] for call_id in call_ids]
+        if any(call_id in self.in_force for call_id in call_ids) or not sum(prices[:-1]) < value_units <= sum(
+            prices
+        ):
+            return False
+        units = [*prices[:-1], value_units - sum(prices[:-1])]
+        self.parts[name] = dict(zip(call_ids, units, strict=True))
+        self.in_force |= {call_id: (name, part) for call_id, part in self.parts[name].items()}
+        return True
+
+    def credit(self, call_id: CallId) -> bool:
+        kind = self.in_force.setdefault(call_id, ("credit", self.prices[call_id]))[0]
+        return kind == "credit"
+
+    def leave(self, name: str) -> None:
+        self.gone.add(name)
+        self.in_force = {call_id: one for call_id, one in self.in_force.items() if one[0] != name}
+        for other, parts in self.parts.items():
+            if other not in self.gone:
+                for call_id in parts.keys() & self.parts[name].keys():
+                    self.in_force.setdefault(call_id, (other, parts[call_id]))
+
+    def mine(self, name: str) -> None:
+        self.gone.discard(name)
+        for call_id, part in self.parts[name].items():
+            self.in_force.setdefault(call_id, (name, part))
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_any_refunds_keep_the_laws(
+    ledger: Any, pair: list[FaultyLedger], seed: int, number: int
+) -> None:
+    """Transfers of any value, repeated, of other calls, taken back and mined again, between credits: each refund is at most its price, each transfer refunds once, each
+    call has one refund in force, and the sums of both sides and the audit say the same."""
+    database: Any = pair[0].database
+    draw, oracle, books = Random((seed << 8) ^ number), RefundOracle(), PeriodBookStore(database)
+    values: dict[str, int] = {}
+    for _ in range(8):
+        units = draw.choice(PRICES)
+        oracle.prices[await charge(ledger, units)] = units
+    calls = list(oracle.prices)
+    for step in range(STEPS):
+        name = f"refund {draw.randrange(10)}"
+        chosen = draw.sample(calls, draw.randint(1, 3))
+        known = [one for one in sorted(oracle.parts) if one not in oracle.gone]
+        match draw.randrange(5):
+            case 0 if known:
+                name = draw.choice(known)
+                (payment,) = await ledger.find_payments(tx_hash(name))
+                await ledger.mark_gone(payment.id, now_ms=NOW_MS)
+                oracle.leave(name)
+            case 1 if oracle.gone:
+                name = draw.choice(sorted(oracle.gone))
+                await ledger.record_payments(
+                    [transfer(values[name], name, block_number=100 + step)], now_ms=NOW_MS
+                )
+                oracle.mine(name)
+            case 2 if draw.random() < 0.4:
+                outcome = await ledger.record_credit(chosen[0], now_ms=NOW_MS)
+                assert isinstance(outcome, CallsRefunded) is oracle.credit(chosen[0])
+            case _:
+                if name in oracle.parts and draw.random() < 0.5:
+                    chosen = list(oracle.parts[name])
+                value = values.get(name, draw.randint(1, 9))
+                outcome = await refund(ledger, transfer(value, name, block_number=100 + step), *chosen)
+                assert isinstance(outcome, CallsRefunded) is oracle.refund(name, value, chosen), step
+                if name in oracle.parts:
+                    values[name] = value
+        found = {call_id: await refunded_units(ledger, call_id) for call_id in calls}
+        in_force = {call_id: oracle.in_force.get(call_id, ("", None))[1] for call_id in calls}
+        assert found == in_force, step
+    await assert_balanced(ledger)
+    range_ms = {"from_ms": NOW_MS - DAY_MS, "to_ms": NOW_MS + DAY_MS}
+    sales = await books.sales(SalesQuery(wallet=PROVIDER, step="day", **range_ms))
+    spending = await books.spending(SpendingQuery(wallet=PAYER, step="day", **range_ms))
+    net = sum(oracle.prices.values()) - sum(units for _, units in oracle.in_force.values())
+    assert [row.total.net_units for row in (*sales.rows, *spending.rows)] == [net, net]
 
 
 DIGEST = b"\x07" * 32

@@ -1,7 +1,7 @@
 """`tollway listing earnings` and `tollway wallet spending`: the sums of the gateway's ledger by day or hour, as tables with bars, CSV or JSON.
 
-A table has one asset, and so has each total. Charged, released, held and reorged are columns of a table, and a column of their own in CSV. Below earnings stands where the
-money of channels is, which no range divides.
+A table has one asset, and so has each total. Charged, released, held and reorged are columns of a table, and lines of their own in CSV; so are refunded and net. Below
+earnings stands where the money of channels is, which no range divides.
 """
 
 import sys
@@ -21,6 +21,8 @@ from tollway.csv_text import csv_line
 STATES = ("charged", "released", "held", "reorged")
 CLAIM_STATES = ("unclaimed", "claimed", "settled", "lost")
 """Where the money of channels is."""
+REFUNDS = ("refunded", "net")
+"""What came back of the charged calls, and what is left of the charges."""
 BAR_WIDTH = 12
 NAME_WIDTH = 18
 CSV_COLUMNS = (
@@ -45,7 +47,9 @@ Since = Annotated[
     ),
 ]
 Until = Annotated[str | None, typer.Option("--until", help="Up to this time. Default: now.")]
-AsCsv = Annotated[bool, typer.Option("--csv", help="CSV, one line for each state, on stdout.")]
+AsCsv = Annotated[
+    bool, typer.Option("--csv", help="CSV, one line for each state, refunded and net, on stdout.")
+]
 
 
 @caller_command()
@@ -112,13 +116,13 @@ def _print_tables(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
 
 
 def format_csv(found: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The lines of the file: one for each row and state that has calls, then one without a time for each asset and claim state of channels. Cells are plain, and none begins like
-    a formula."""
+    """The lines of the file: one for each row and state that has calls, and where something came back one for `refunded` and one for `net`; then one without a time for each
+    asset and claim state of channels. Cells are plain, and none begins like a formula."""
     yield csv_line(CSV_COLUMNS)
     for row in rows:
-        for state in STATES:
+        for state in (*STATES, *REFUNDS):
             one = _read_state(row, state)
-            if one.get("calls"):
+            if _read_state(row, "refunded").get("calls") if state == "net" else one.get("calls"):
                 shared = (row.get("start"), found.get("step"), _group_of(row), row.get("apiName"))
                 asset = (row.get("network"), row.get("asset"), row.get("currency"))
                 values = (*shared, *asset, state, one.get("calls"), one.get("units"), one.get("amount"))
@@ -170,12 +174,14 @@ def format_channels(found: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def _format_others(row: Mapping[str, Any]) -> Iterator[Text]:
-    """The states besides charged that have calls, on a line below."""
+    """What came back of the charges with the net, and the other states that have calls, on a line below."""
     others = [
         f"{state} {_format_state(row, state)} ({_read_state(row, state)['calls']})"
-        for state in STATES[1:]
+        for state in ("refunded", *STATES[1:])
         if _read_state(row, state).get("calls")
     ]
+    if _read_state(row, "refunded").get("calls"):
+        others.insert(1, f"net {_format_state(row, 'net')}")
     if others:
         yield Text(f"{'':11} {', '.join(others)}", style="dim")
 

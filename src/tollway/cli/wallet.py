@@ -340,6 +340,7 @@ def _print_recorded(page: Mapping[str, Any]) -> None:
     for row in rows:
         words = (
             *(row.get("state"), row.get("reason")),
+            *(["credit of a refund"] if row.get("kind") == "refund" else []),
             f"{format_value(row.get('amount'))} units, {format_value(row.get('credit'))} left",
             *(row.get("asset"), f"to {format_value(row.get('payee'))}"),
         )

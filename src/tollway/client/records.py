@@ -577,8 +577,17 @@ class StateSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetSum:
+    """What is left of the charges after refunds, as in `StateSum`."""
+
+    units: int
+    amount: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AssetSum:
-    """Calls of one asset by state; `calls`: in all four states. `asset` None: calls of free listings."""
+    """Calls of one asset by state; `calls`: in all four states. `refunded`: what came back of the charged calls, which stay charged. `asset` None: calls of free
+    listings."""
 
     currency: str
     calls: int
@@ -586,6 +595,8 @@ class AssetSum:
     released: StateSum
     held: StateSum
     reorged: StateSum
+    refunded: StateSum | None = None
+    net: NetSum | None = None
     network: str | None = None
     asset: str | None = None
 
@@ -656,7 +667,7 @@ class SpendingReport(SumRange):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentStatus:
     """A payment in the gateway's ledger. `state`: unseen, pending, credited, spent, reorged or refused. `amount` and `credit` in base units;
-    `calls`: ids of the calls that it paid."""
+    `calls`: ids of the calls that it paid. `kind`: `refund` for credit that a provider gave back for a call, without a payment."""
 
     transaction: str
     state: str
@@ -667,6 +678,7 @@ class PaymentStatus:
     amount: int | None = None
     credit: int | None = None
     reason: str | None = None
+    kind: str | None = None
     calls: tuple[str, ...] = ()
 
 

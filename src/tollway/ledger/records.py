@@ -98,6 +98,10 @@ class Delivery(StrEnum):
     PARTIAL = "partial"
 
 
+NO_BLOCK = b"\x00" * 32
+"""The block of a payment that is on no chain. No block has this hash."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payment:
     """The value that one transaction moved from one payer to one payee in one asset, in ledger units.
@@ -133,6 +137,11 @@ class Payment:
     @property
     def remaining_units(self) -> int:
         return self.value_units - self.taken_units
+
+    @property
+    def is_given_back(self) -> bool:
+        """Credit by which a provider refunded a call: nothing was paid for it, and it is on no chain."""
+        return self.block_hash == NO_BLOCK and not self.is_escrow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

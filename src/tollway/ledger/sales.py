@@ -9,12 +9,14 @@ leaves a mark in its own transaction, and the hour is written again. A move with
 more.
 """
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
 
 from tollway.ids import Address, ListingId
 from tollway.ledger.records import CallState
 
+K = TypeVar("K", bound=Hashable)
 Step = Literal["hour", "day"]
 SumGroup = Literal["api", "provider", "wallet"]
 SumState = Literal["charged", "released", "held", "reorged"]
@@ -106,6 +108,34 @@ class CallSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AssetTotal:
+    """The sums of rows of one asset by state, and what came back of the charged calls, which stay charged. The one place that adds rows and that gives the net."""
+
+    by_state: Mapping[SumState, CallSum] = field(default_factory=dict)
+    refunded: CallSum = CallSum()
+
+    @property
+    def calls(self) -> int:
+        """The calls of all states."""
+        return sum(one.calls for one in self.by_state.values())
+
+    @property
+    def net_units(self) -> int:
+        """What is left of the charges."""
+        return self.of("charged").units - self.refunded.units
+
+    def of(self, state: SumState) -> CallSum:
+        return self.by_state.get(state, CallSum())
+
+    def plus(self, other: "AssetTotal") -> "AssetTotal":
+        states = dict.fromkeys([*self.by_state, *other.by_state])
+        return AssetTotal(
+            by_state={state: self.of(state).plus(other.of(state)) for state in states},
+            refunded=self.refunded.plus(other.refunded),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSum:
     """One row: the sums of one period, one group and one asset, by state. `group`: the id of a listing, or the address of a wallet as text. `name`: of
     the listing, today; None for another group."""
@@ -119,9 +149,16 @@ class GroupSum:
     """What the provider gave back of the charged calls; they stay charged."""
 
     @property
-    def net_units(self) -> int:
-        """What is left of the charges."""
-        return self.by_state.get("charged", CallSum()).units - self.refunded.units
+    def total(self) -> AssetTotal:
+        return AssetTotal(by_state=self.by_state, refunded=self.refunded)
+
+
+def add_by(rows: Iterable[GroupSum], name: Callable[[GroupSum], K]) -> dict[K, AssetTotal]:
+    """The totals of the rows of each name, in the order of the rows. A name has one asset."""
+    totals: dict[K, AssetTotal] = {}
+    for row in rows:
+        totals[name(row)] = totals.get(name(row), AssetTotal()).plus(row.total)
+    return totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

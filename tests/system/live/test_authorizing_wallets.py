@@ -331,7 +331,9 @@ async def test_first_payments_at_once_deploy_the_wallet_once(harness: Harness) -
     newcomer, path = await harness.newcomer(), fresh_path()
     before, sent = await newcomer.payer.balance(), await harness.count_sent()
     replies = await asyncio.gather(*(newcomer.pay(path) for _ in range(5)))
-    assert [(reply.status, reply.code) for reply in replies] == [(200, None)] * 5, [reply.body for reply in replies]
+    assert [(reply.status, reply.code) for reply in replies] == [(200, None)] * 5, [
+        reply.body for reply in replies
+    ]
     assert await newcomer.payer.balance() == before - 5 * PRICE_UNITS
     assert await harness.count_sent() == sent + 5, "no transaction was in vain"
 

@@ -1,5 +1,7 @@
 """The form of a ticket that refunds its call: for its provider only, by the hash of a transfer or as credit; both sides see what came back."""
 
+import csv
+import io
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +16,7 @@ from tests.kit.signed_in import READER, SELLER, THIRD, USDC, SignedInHarness, op
 from tollway.ids import Address, CallId, ListingId, TxHash
 from tollway.ledger.ledger import Claimed
 from tollway.ledger.records import CallState
+from tollway.ledger.refunds import credit_hash
 
 ROUTE = "/my/calls/{call_id}/refund"
 PRICE = 10_000
@@ -26,10 +29,10 @@ async def harness() -> AsyncIterator[SignedInHarness]:
         yield harness
 
 
-async def charge(harness: SignedInHarness, *, pay_to: Address = SELLER.address) -> CallId:
+async def charge(harness: SignedInHarness, name: str = "paid", *, pay_to: Address = SELLER.address) -> CallId:
     services = harness.services
     new = new_payment(
-        PRICE, "paid", payer=READER.address, payee=pay_to, chain_id=RULES.chain_id, asset=USDC.key
+        PRICE, name, payer=READER.address, payee=pay_to, chain_id=RULES.chain_id, asset=USDC.key
     )
     (payment,) = await services.ledger.record_payments([new], now_ms=services.now_ms)
     claim = claim_on(payment, PRICE, provider=SELLER.address, created_ms=services.now_ms)
@@ -83,6 +86,53 @@ async def test_the_provider_gives_credit_by_a_second_button(harness: SignedInHar
     assert CREDIT in (await harness.read(f"/my/calls/{call_id}")).words
     assert (await post(harness, call_id, credit="yes"))[0] == 303
     assert "Refunded by credit" in (await harness.read(f"/my/calls/{call_id}")).words
+
+
+async def test_the_sums_of_both_sides_have_what_came_back_and_the_net(harness: SignedInHarness) -> None:
+    refunded = await charge(harness)
+    await charge(harness, name="kept")
+    sums = {SELLER: ("/my/selling", "/my/sales"), READER: ("/my", "/my/spending")}
+    for wallet, paths in sums.items():
+        await harness.sign_in(wallet)
+        for path in paths:
+            assert "refunded" not in (await harness.read(path)).words
+    await harness.sign_in(SELLER)
+    assert (await post(harness, refunded, transaction=str(send(harness, PRICE // 2))))[0] == 303
+    for wallet, paths in sums.items():
+        await harness.sign_in(wallet)
+        for path in paths:
+            words = (await harness.read(path)).words
+            assert "0.02 USDC" in words, path
+            assert "0.005 refunded, 0.015 net" in words or "refunded 0.005 net 0.015" in words, (path, words)
+    await harness.sign_in(SELLER)
+    file = (await harness.browser.get("/my/sales.csv")).text
+    rows = list(csv.DictReader(io.StringIO(file, newline="")))
+    assert [(row["state"], row["calls"], row["units"], row["amount"]) for row in rows] == [
+        ("charged", "2", "20000", "0.02"),
+        ("refunded", "1", "5000", "0.005"),
+        ("net", "2", "15000", "0.015"),
+    ]
+
+
+async def test_credit_of_a_refund_is_no_payment_in_the_lists(harness: SignedInHarness) -> None:
+    """For its payer and for its payee, as page and as CSV. It links to no explorer: no chain has it."""
+    call_id = await charge(harness)
+    await list_api(harness)
+    await harness.sign_in(SELLER)
+    assert (await post(harness, call_id, credit="yes"))[0] == 303
+    for wallet, role in ((READER, "payer"), (SELLER, "provider")):
+        await harness.sign_in(wallet)
+        assert "credited of a refund" in (await harness.read(f"/my/credit?role={role}")).words
+        file = (await harness.browser.get(f"/my/credit.csv?role={role}")).text
+        rows = csv.DictReader(io.StringIO(file, newline=""))
+        assert sorted((row["state"], row["kind"]) for row in rows) == [
+            ("credited", "refund"),
+            ("spent", "payment"),
+        ]
+    await harness.sign_in(READER)
+    words = (await harness.read(f"/my/credit/{credit_hash(call_id)}")).words
+    assert "Credit of a refund" in words
+    assert "Transaction" not in words
 
 
 async def test_the_form_offers_only_what_the_gateway_accepts(harness: SignedInHarness) -> None:

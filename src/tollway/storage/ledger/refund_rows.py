@@ -13,10 +13,12 @@ from sqlalchemy import (
     Select,
     and_,
     exists,
+    func,
     literal_column,
     or_,
     select,
     text,
+    tuple_,
     update,
 )
 
@@ -72,22 +74,43 @@ def has_listing_for_credit(connection: Connection, call: CallRecord) -> bool:
 
 
 def take_back_refunds(connection: Connection, payment_id: int, *, now_ms: int, events: EventLog) -> None:
-    """The transfer has left its chain."""
+    """The transfer has left its chain. Where another one on its chain waited, because its call had this refund, the call has that one again."""
+    _lock_calls_of(connection, payment_id)
     taken = update(call_refund_table).where(_OF_TRANSFER.payment_id == payment_id, text("NOT is_reversed"))
     rows = connection.execute(taken.values(is_reversed=True).returning(*EVENT_COLUMNS)).all()
     write_refund_events(connection, EventType.CALL_REFUND_REVERSED, rows, now_ms=now_ms, events=events)
+    waiting = (
+        select(_OF_TRANSFER.call_id, func.min(_OF_TRANSFER.payment_id))
+        .join(payment_table, payment_table.c.id == _OF_TRANSFER.payment_id)
+        .where(_OF_TRANSFER.call_id.in_([row.call_id for row in rows]), text("call_refund.is_reversed"))
+        .where(payment_table.c.state != PaymentState.GONE.value)
+        .group_by(_OF_TRANSFER.call_id)
+    )
+    places = [tuple(place) for place in connection.execute(waiting)]
+    if places:
+        of_waiting = tuple_(_OF_TRANSFER.call_id, _OF_TRANSFER.payment_id).in_(places)
+        _put_in_force(connection, of_waiting, now_ms=now_ms, events=events)
 
 
 def return_refunds(connection: Connection, payment_id: int, *, now_ms: int, events: EventLog) -> None:
     """The transfer is mined again. A call that has another refund by now keeps that one: the calls are locked, so none gets one meanwhile."""
+    _lock_calls_of(connection, payment_id)
+    other = call_refund_table.alias("other")
+    is_refunded = exists().where(other.c.call_id == _OF_TRANSFER.call_id, text("NOT other.is_reversed"))
+    of_transfer = and_(_OF_TRANSFER.payment_id == payment_id, text("call_refund.is_reversed"), ~is_refunded)
+    _put_in_force(connection, of_transfer, now_ms=now_ms, events=events)
+
+
+def _lock_calls_of(connection: Connection, payment_id: int) -> None:
     calls = select(_OF_TRANSFER.call_id).where(_OF_TRANSFER.payment_id == payment_id)
     locked = select(call_table.c.id).where(call_table.c.id.in_(calls)).order_by(call_table.c.id)
     connection.execute(locked.with_for_update()).all()
-    other = call_refund_table.alias("other")
-    is_refunded = exists().where(other.c.call_id == _OF_TRANSFER.call_id, text("NOT other.is_reversed"))
-    returned = update(call_refund_table).where(
-        _OF_TRANSFER.payment_id == payment_id, text("call_refund.is_reversed"), ~is_refunded
-    )
+
+
+def _put_in_force(
+    connection: Connection, which: ColumnElement[bool], *, now_ms: int, events: EventLog
+) -> None:
+    returned = update(call_refund_table).where(which)
     rows = connection.execute(returned.values(is_reversed=False).returning(*EVENT_COLUMNS)).all()
     write_refund_events(connection, EventType.CALL_REFUNDED, rows, now_ms=now_ms, events=events)
 

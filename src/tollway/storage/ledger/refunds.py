@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, insert, select, text
 
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
-from tollway.ledger.records import CallRecord, NewPayment, PaymentState, RecordedTransaction
+from tollway.ledger.records import NO_BLOCK, CallRecord, NewPayment, PaymentState, RecordedTransaction
 from tollway.ledger.refunds import (
     CallsRefunded,
     NotRefundable,
@@ -45,9 +45,6 @@ from tollway.storage.ledger.refund_rows import (
 from tollway.storage.operator.operator_writes import held_before_ms
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 from tollway.webhooks.events import EventType
-
-NO_BLOCK = b"\x00" * 32
-"""The block of a credit, which is on no chain."""
 
 
 class RefundStore:

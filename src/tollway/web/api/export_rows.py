@@ -26,7 +26,7 @@ CALL_COLUMNS = (
 
 PAYMENT_COLUMNS = (
     *("transaction", "minedAt", "recordedAt", "network", "asset", "currency", "payer", "payee"),
-    *("amount", "units", "credit", "creditUnits", "state", "reason"),
+    *("amount", "units", "credit", "creditUnits", "state", "reason", "kind"),
 )
 
 
@@ -81,6 +81,7 @@ def write_payment(listed: ListedPayment, find_asset: FindAsset) -> str:
         "units": members["amount"],
         "credit": _decimal(members["credit"], asset),
         "creditUnits": members["credit"],
+        "kind": members.get("kind", "payment"),
     }
     return csv_line(cells[name] for name in PAYMENT_COLUMNS)
 

@@ -322,7 +322,7 @@ async def _payment_json(
 def payment_members(
     payment: Payment, find_asset: FindAsset, *, is_restored: bool, is_held_by_call: bool
 ) -> dict[str, str | None]:
-    """The members of a payment in a list and in a file, without its calls."""
+    """The members of a payment in a list and in a file, without its calls. `kind`: of credit that a provider gave back, for which nothing was paid."""
     asset = find_asset(payment.chain_id, payment.asset)
     network = format_network(payment.chain_id)
     # A gone payment has no credit, even while calls in flight hold units of it.
@@ -337,6 +337,7 @@ def payment_members(
         "credit": str(asset.to_base_units(credit_units)) if asset else None,
         "state": _payment_state(payment),
         "reason": _payment_reason(payment, is_restored=is_restored, is_held_by_call=is_held_by_call),
+        **({"kind": "refund"} if payment.is_given_back else {}),
     }
 
 

@@ -19,6 +19,7 @@ from tollway.ledger.sales import (
     HOURS_KEPT_MS,
     STEP_MS,
     SUM_STATES,
+    AssetTotal,
     CallSum,
     GroupSum,
     PeriodSums,
@@ -29,6 +30,7 @@ from tollway.ledger.sales import (
     SumKey,
     SumQuery,
     SumState,
+    add_by,
     ceil_to,
     floor_to,
 )
@@ -152,10 +154,7 @@ def sums_json(
     if sums.complete_from_ms is not None:
         answer["completeFrom"] = format_time(sums.complete_from_ms)
     answer[member] = [_row_json(row, group_by) for row in sums.rows]
-    refunded = add_refunds(sums.rows)
-    answer["totals"] = [
-        _sum_json(key, states, refunded[key]) for key, states in add_totals(sums.rows).items()
-    ]
+    answer["totals"] = [_sum_json(key, total) for key, total in add_totals(sums.rows).items()]
     return answer
 
 
@@ -177,47 +176,29 @@ def channel_sums_json(money: Iterable[ChannelMoney], find_asset: FindAsset) -> l
     return found
 
 
-def add_totals(rows: Iterable[GroupSum]) -> dict[SumKey, dict[SumState, CallSum]]:
+def add_totals(rows: Iterable[GroupSum]) -> dict[SumKey, AssetTotal]:
     """The sums of all rows, by asset, in the order of the answer."""
-    totals: dict[SumKey, dict[SumState, CallSum]] = {}
-    for row in rows:
-        states = totals.setdefault(row.key, {})
-        for state, one in row.by_state.items():
-            states[state] = states.get(state, CallSum()).plus(one)
+    totals = add_by(rows, lambda row: row.key)
     return dict(
         sorted(totals.items(), key=lambda item: (item[0].currency, item[0].chain_id or 0, repr(item[0])))
     )
 
 
-def add_refunds(rows: Iterable[GroupSum]) -> dict[SumKey, CallSum]:
-    """The sums of what came back, by asset."""
-    totals: dict[SumKey, CallSum] = {}
-    for row in rows:
-        totals[row.key] = totals.get(row.key, CallSum()).plus(row.refunded)
-    return totals
-
-
 def _row_json(row: GroupSum, group_by: SumGroup) -> dict[str, Any]:
     start = {"start": format_time(row.start_ms)}
     if group_by == "api":
-        return {
-            **start,
-            "apiId": row.group,
-            "apiName": row.name,
-            **_sum_json(row.key, row.by_state, row.refunded),
-        }
-    return {**start, group_by: row.group, **_sum_json(row.key, row.by_state, row.refunded)}
+        return {**start, "apiId": row.group, "apiName": row.name, **_sum_json(row.key, row.total)}
+    return {**start, group_by: row.group, **_sum_json(row.key, row.total)}
 
 
-def _sum_json(key: SumKey, by_state: dict[SumState, CallSum], refunded: CallSum) -> dict[str, Any]:
+def _sum_json(key: SumKey, total: AssetTotal) -> dict[str, Any]:
     asset = asset_of_sum(key)
-    charged = by_state.get("charged", CallSum())
     return {
         **_asset_json(asset, key.currency),
-        "calls": sum(one.calls for one in by_state.values()),
-        **{state: _state_json(by_state.get(state, CallSum()), asset) for state in STATES},
-        "refunded": _state_json(refunded, asset),
-        "net": _units_json(charged.units - refunded.units, asset),
+        "calls": total.calls,
+        **{state: _state_json(total.of(state), asset) for state in STATES},
+        "refunded": _state_json(total.refunded, asset),
+        "net": _units_json(total.net_units, asset),
     }
 
 

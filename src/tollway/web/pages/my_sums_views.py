@@ -13,7 +13,16 @@ from tollway.discovery.safe_text import clean_line
 from tollway.ids import ChainId
 from tollway.ledger.history import ListedPayment
 from tollway.ledger.records import PaymentState
-from tollway.ledger.sales import STEP_MS, CallSum, GroupSum, Step, SumKey, SumState
+from tollway.ledger.sales import (
+    STEP_MS,
+    AssetTotal,
+    CallSum,
+    GroupSum,
+    Step,
+    SumKey,
+    SumState,
+    add_by,
+)
 from tollway.money import Asset
 from tollway.web.api.context import FindAsset
 from tollway.web.api.sums_routes import asset_of_sum
@@ -47,6 +56,8 @@ class SumView:
     released: str
     held: str
     reorged: str
+    refunded: str
+    net: str
     calls_released: int
     calls_held: int
 
@@ -88,7 +99,7 @@ def view_period(
     """The sums of the days from `from_ms` up to `to_ms`, which is not in them. `before`: the same days of the month before."""
     return PeriodView(
         totals=view_groups(rows, "", profiles),
-        calls=sum(one.calls for row in rows for one in row.by_state.values()),
+        calls=sum(row.total.calls for row in rows),
         totals_before=() if before is None else view_groups(before.rows, "", profiles),
         chart=view_call_chart(rows, step="day", from_ms=from_ms, to_ms=to_ms, before=before),
         is_lower_bound=is_lower_bound,
@@ -102,16 +113,16 @@ def view_groups(
     rows: Iterable[GroupSum], group: SpendingGroup | Literal[""], profiles: Profiles, *, step: Step = "day"
 ) -> tuple[SumView, ...]:
     """A sum for each group and asset: the newest period first, or the group with most calls first. `group` empty: the totals."""
+    rows = list(rows)
     names = {row.group: row.name for row in rows if row.name is not None}
-    summed: dict[tuple[str | int, SumKey], dict[SumState, CallSum]] = {}
-    for row in rows:
-        of: str | int = "" if group == "" else row.start_ms if group == "day" else row.group
-        states = summed.setdefault((of, row.key), {})
-        for state, one in row.by_state.items():
-            states[state] = states.get(state, CallSum()).plus(one)
+
+    def name_row(row: GroupSum) -> tuple[str | int, SumKey]:
+        return "" if group == "" else row.start_ms if group == "day" else row.group, row.key
+
+    summed = add_by(rows, name_row)
     found = [
-        _view_sum(*_name_group(of, group, names, step=step), key, states, profiles)
-        for (of, key), states in sorted(summed.items(), key=lambda one: (str(one[0][0]), repr(one[0][1])))
+        _view_sum(*_name_group(of, group, names, step=step), key, total, profiles)
+        for (of, key), total in sorted(summed.items(), key=lambda one: (str(one[0][0]), repr(one[0][1])))
     ]
     if group == "day":
         return tuple(reversed(found))
@@ -137,23 +148,20 @@ def _name_group(
             return "", ""
 
 
-def _view_sum(
-    label: str, href: str, key: SumKey, states: Mapping[SumState, CallSum], profiles: Profiles
-) -> SumView:
+def _view_sum(label: str, href: str, key: SumKey, total: AssetTotal, profiles: Profiles) -> SumView:
     asset = asset_of_sum(key)
-    amounts = {
-        state: "" if asset is None else asset.format_units(states.get(state, CallSum()).units)
-        for state in _SHOWN
-    }
+    units: dict[str, int] = {state: total.of(state).units for state in _SHOWN}
+    units |= {"refunded": total.refunded.units, "net": total.net_units}
+    amounts = {name: "" if asset is None else asset.format_units(one) for name, one in units.items()}
     return SumView(
         label=label,
         href=href,
         currency="" if asset is None else asset.symbol,
         network="" if asset is None else name_network(asset.chain_id, profiles),
-        calls=sum(one.calls for one in states.values()),
+        calls=total.calls,
         **amounts,
-        calls_released=states.get("released", CallSum()).calls,
-        calls_held=states.get("held", CallSum()).calls,
+        calls_released=total.of("released").calls,
+        calls_held=total.of("held").calls,
     )
 
 

@@ -16,12 +16,14 @@ from tollway.ids import ChainId, ListingId, format_network
 from tollway.ledger.channels import ChannelMoney
 from tollway.ledger.records import ClaimState
 from tollway.ledger.sales import (
+    AssetTotal,
     CallSum,
     GroupSum,
     PeriodSums,
     SalesQuery,
     SumKey,
     SumState,
+    add_by,
 )
 from tollway.registry.catalog import ListingMatch
 from tollway.registry.draft import DraftRules
@@ -79,7 +81,7 @@ def name_networks(rules: DraftRules, profiles: Mapping[ChainId, NetworkProfile])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SalesRowView:
-    """The sums of one listing in one asset, or of all. `amounts`: decimals, by state. `failed`: calls that were released. `p95_ms`: of the quality of the listing, which has its paid
+    """The sums of one listing in one asset, or of all. `amounts`: decimals, by state, with `refunded` and `net`. `failed`: calls that were released. `p95_ms`: of the quality of the listing, which has its paid
     calls of 30 days in every range; None without a measurement, for the sum of all, and for listings after the newest 100."""
 
     href: str
@@ -88,7 +90,7 @@ class SalesRowView:
     failed: str
     failed_share: str
     p95_ms: int | None
-    amounts: Mapping[SumState, str]
+    amounts: Mapping[str, str]
     held_calls: int
     held_href: str
 
@@ -134,7 +136,7 @@ def view_sales(
         _view_asset(
             number,
             key,
-            states,
+            total,
             [row for row in sums.rows if row.key == key],
             query,
             profiles,
@@ -142,14 +144,14 @@ def view_sales(
             p95_ms,
             before,
         )
-        for number, (key, states) in enumerate(add_totals(sums.rows).items())
+        for number, (key, total) in enumerate(add_totals(sums.rows).items())
     )
 
 
 def _view_asset(
     number: int,
     key: SumKey,
-    states: Mapping[SumState, CallSum],
+    total: AssetTotal,
     rows: Sequence[GroupSum],
     query: SalesQuery,
     profiles: Mapping[ChainId, NetworkProfile],
@@ -157,19 +159,14 @@ def _view_asset(
     p95_ms: Mapping[ListingId, int],
     before: PeriodBefore | None,
 ) -> AssetSalesView:
-    by_listing: dict[str, dict[SumState, CallSum]] = {}
-    names: dict[str, str] = {}
-    for row in rows:
-        names[row.group] = clean_line(row.name, NAME_LENGTH_MAX) or row.group
-        own = by_listing.setdefault(row.group, {})
-        for state, one in row.by_state.items():
-            own[state] = own.get(state, CallSum()).plus(one)
-    order = sorted(by_listing, key=lambda group: -by_listing[group].get("charged", CallSum()).units)
+    by_listing = add_by(rows, lambda row: row.group)
+    names = {row.group: clean_line(row.name, NAME_LENGTH_MAX) or row.group for row in rows}
+    order = sorted(by_listing, key=lambda group: -by_listing[group].of("charged").units)
     return AssetSalesView(
         number=number,
         currency=key.currency,
         network="" if key.chain_id is None else name_network(ChainId(key.chain_id), profiles),
-        total=_view_sums("", "", states, key, kept),
+        total=_view_sums("", "", total, key, kept),
         rows=tuple(
             _view_sums(group, names[group], by_listing[group], key, kept, p95_ms.get(ListingId(group)))
             for group in order[:SALES_ROWS_MAX]
@@ -182,13 +179,12 @@ def _view_asset(
 def _view_sums(
     group: str,
     name: str,
-    by_state: Mapping[SumState, CallSum],
+    total: AssetTotal,
     key: SumKey,
     kept: Mapping[str, str],
     p95_ms: int | None = None,
 ) -> SalesRowView:
-    calls = sum(one.calls for one in by_state.values())
-    failed = by_state.get("released", CallSum()).calls
+    calls, failed = total.calls, total.of("released").calls
     named = {"apiId": group} if group else {}
     return SalesRowView(
         href=f"/my/sales?{urlencode({**named, **kept})}",
@@ -197,15 +193,21 @@ def _view_sums(
         failed=f"{failed:,}",
         failed_share=f"{100 * failed / calls:.1f}" if calls else "0",
         p95_ms=p95_ms,
-        amounts={state: _format(by_state.get(state, CallSum()), key) for state in STATES},
-        held_calls=by_state.get("held", CallSum()).calls,
+        amounts={name: _format(one.units, key) for name, one in _list_lines(total)},
+        held_calls=total.of("held").calls,
         held_href=f"/my/sales?{urlencode({'state': 'held', **named})}",
     )
 
 
-def _format(one: CallSum, key: SumKey) -> str:
+def _list_lines(total: AssetTotal) -> list[tuple[str, CallSum]]:
+    """The sums by state, then what came back of the charged calls and the net, which is of as many calls as were charged."""
+    net = CallSum(calls=total.of("charged").calls, units=total.net_units)
+    return [*((state, total.of(state)) for state in STATES), ("refunded", total.refunded), ("net", net)]
+
+
+def _format(units: int, key: SumKey) -> str:
     asset = asset_of_sum(key)
-    return "0" if asset is None else asset.format_units(one.units)
+    return "0" if asset is None else asset.format_units(units)
 
 
 def _draw(rows: Sequence[GroupSum], query: SalesQuery, before: PeriodBefore | None) -> BarChart:
@@ -223,15 +225,15 @@ def write_sales_csv(
     channels: Sequence[Mapping[str, Any]] = (),
     only: SumState | None = None,
 ) -> Iterator[str]:
-    """The lines of the file: one for each period, listing, asset and state that has calls, then one without a period for each asset and claim state of `channels`, of `channel_sums_json`. `isComplete`
-    false: the row is a lower bound."""
+    """The lines of the file: one for each period, listing, asset and state that has calls, and where something came back one for `refunded` and one for `net`; then one without a
+    period for each asset and claim state of `channels`, of `channel_sums_json`. `isComplete` false: the row is a lower bound."""
     yield csv_line(CSV_COLUMNS)
     for row in sums.rows:
         asset = asset_of_sum(row.key)
         is_complete = sums.complete_from_ms is None or row.start_ms >= sums.complete_from_ms
-        for state in STATES:
-            one = row.by_state.get(state)
-            if one is None or not one.calls or only not in (None, state):
+        for state, one in _list_lines(row.total):
+            is_empty = row.refunded.calls == 0 if state == "net" else one.calls == 0
+            if is_empty or only not in (None, state):
                 continue
             cells = {
                 "start": format_time(row.start_ms),
@@ -243,7 +245,7 @@ def write_sales_csv(
                 "currency": row.key.currency,
                 "state": state,
                 "calls": one.calls,
-                "amount": _format(one, row.key),
+                "amount": _format(one.units, row.key),
                 "units": 0 if asset is None else asset.to_base_units(one.units),
                 "isComplete": "true" if is_complete else "false",
             }
