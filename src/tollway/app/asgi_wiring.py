@@ -500,7 +500,7 @@ class AsgiBuilder:
             return {}
         terms = listing.current_terms(since_ms=listing.updated_ms)
         priced = OperationPrice(terms=terms, price=price)
-        return read_channels(self._channel_rail.find_requirements(priced, listing))
+        return read_channels(self._channel_rail.offers.find_requirements(priced, listing))
 
     def _is_deposit_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
         """Whether a deposit of this value could open a channel now."""

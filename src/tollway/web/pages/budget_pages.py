@@ -362,6 +362,7 @@ def _preview(policy: SpendingPolicy, *, now_ms: int) -> Budget:
         nonce=policy.nonce,
         policy=policy,
         signature=None,
+        currency=policy.currency,
         stored_ms=now_ms,
     )
 
