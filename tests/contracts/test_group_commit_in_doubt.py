@@ -318,3 +318,12 @@ async def test_the_ledger_stops_while_a_second_end_waits_and_the_database_is_una
     told = await asyncio.gather(*ends, return_exceptions=True)
     assert [type(one) for one in told] == [StorageUnavailable, StorageUnavailable]
     assert ledger.database.begun - begun < 9
+
+
+# A batch that a statement queue hands over
+
+
+async def test_an_entry_behind_a_failed_batch_is_written_next(ledger: FaultyLedger) -> None:
+    claim = claim_on(await ledger.pay(10), method="POST", idempotency_key="k")
+    ledger.ledger._group_commit.take_over_failed([], StorageUnavailable())
+    assert isinstance(await ledger.ledger.claim(claim), Claimed)
