@@ -100,18 +100,11 @@ from tollway.payments.channel_wire import (
     parse_channel_payment,
 )
 from tollway.payments.channels import DEPOSIT_COLLECTOR, deposit_nonce
-from tollway.payments.pricing import (
-    OperationPrice,
-    PaymentRequirement,
-    find_lowest_price,
-)
+from tollway.payments.pricing import OperationPrice, PaymentRequirement, find_lowest_price
 from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.payments.wire import decode_object
 from tollway.payments.x402 import PAYMENT_HEADER
-from tollway.registry.listing import (
-    SETTLEMENT_MARGIN_S,
-    CatalogEntry,
-)
+from tollway.registry.listing import SETTLEMENT_MARGIN_S, CatalogEntry
 from tollway.registry.metering import read_formulas
 
 TURN_WAIT_S = 2.0

@@ -33,7 +33,7 @@ from tollway.gateway.problems import (
     explain_failure,
     name_proxy_error,
 )
-from tollway.gateway.rail import CallPayment, CaptureFailed, StoreResponse
+from tollway.gateway.rail import CallPayment, CaptureFailed, StoreResponse, collect_nothing
 from tollway.gateway.request_signing import (
     NONCE_BYTES,
     UpstreamSigner,
@@ -285,7 +285,7 @@ class Proxy:
         payment.active.begin("close")
         close = self._build_close(payment, after, error=error)
         try:
-            closed = await payment.capture(close, _collect_nothing)
+            closed = await payment.capture(close, collect_nothing)
         except StorageUnavailable:
             return None
         if not isinstance(closed, Closed):
@@ -411,7 +411,7 @@ class Proxy:
                 finish=build_finish(payment, Delivery.PARTIAL, 0, now_ms=self._now_ms(), usage=usage),
                 is_metered=True,
             )
-            await asyncio.shield(payment.capture(close, _collect_nothing))
+            await asyncio.shield(payment.capture(close, collect_nothing))
             raise
 
     def _build_close(
@@ -550,14 +550,12 @@ class Proxy:
                         await meter.add(chunk, is_last=upstream.is_read)
                 if meter is not None:
                     await meter.add(b"", is_last=True)
+                    meter.take_price()
         except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
             return None, None
-        if meter is not None:
-            meter.take_price()
         headers = self._caller_headers(upstream, payment, keep_length=False)
         # A stored response is delivered only once the call is charged.
-        own = call_headers(payment, "charged")
-        headers += _select_stored_headers(own)
+        headers += _select_stored_headers(call_headers(payment, "charged"))
         response = StoredResponse(status=upstream.status, headers=tuple(headers), body=bytes(body))
         return response, None if meter is None else meter.usage
 
@@ -565,9 +563,8 @@ class Proxy:
         self, upstream: UpstreamExchange, payment: CallPayment, *, keep_length: bool
     ) -> Headers:
         route, listing = payment.route, payment.route.entry.listing
-        formulas = (
-            payment.formulas or route.operation_prices[0].formulas
-        )  # a free call of a metered price has no formula
+        # A free call of a metered price has no formula.
+        formulas = payment.formulas or route.operation_prices[0].formulas
         return caller_headers(
             upstream.headers,
             keep_length=keep_length,
@@ -697,8 +694,3 @@ def _name_error(exc: BaseException) -> str:
     if isinstance(exc, TollwayError):
         return explain_failure(exc).code.value
     return "shutdown" if isinstance(exc, asyncio.CancelledError) else Code.INTERNAL_ERROR.value
-
-
-async def _collect_nothing() -> tuple[None, None]:
-    """Collects no response: there was no head."""
-    return None, None

@@ -84,6 +84,11 @@ CollectResponse = Callable[[], Awaitable[tuple[StoredResponse | None, Usage | No
 """Reads the whole response of the upstream, and measures that of a metered call. (None, None) where it is too large, takes too long, or is cut."""
 
 
+async def collect_nothing() -> tuple[None, None]:
+    """Collects no response: there was no head."""
+    return None, None
+
+
 class StoreResponse(Protocol):
     """Stores the response of a call for a repeat. Raises nothing."""
 
