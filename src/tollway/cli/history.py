@@ -104,9 +104,7 @@ def history(
     status: Annotated[
         CallStatus | None, typer.Option("--status", help="pending, succeeded, failed or unknown.")
     ] = None,
-    is_held: Annotated[
-        bool, typer.Option("--held", help="Only calls that hold a price without an outcome.")
-    ] = False,
+    is_held: Annotated[bool, typer.Option("--held", help="Only calls whose price is held.")] = False,
     receipt_file: Annotated[
         Path | None,
         typer.Option("--receipt", metavar="FILE", help="Save the signed receipt of CALL; - prints it."),

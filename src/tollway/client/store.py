@@ -22,6 +22,8 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pydantic_core import from_json
+
 from tollway.client.call_io import (
     UNRESOLVED,
     WORTHLESS,
@@ -855,7 +857,7 @@ def _parse_transfer(row: Sequence[object]) -> Transfer:
         confirmations=int(str(confirmations)),
         state=TransferState(str(state)),
         fee_max_wei=None if fee_max is None else int(str(fee_max)),
-        refunds=() if refunds is None else tuple(str(one) for one in json.loads(str(refunds))),
+        refunds=() if refunds is None else tuple(str(one) for one in from_json(str(refunds))),
     )
 
 

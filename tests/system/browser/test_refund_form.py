@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from tests.kit.gateway_cluster import plain
-from tests.system.browser.call_panel import CHAIN, Site, site
+from tests.system.browser.call_panel import CHAIN, Site, edit, site
 from tests.system.browser.wallet_double import WalletDouble
 from tests.system.browser.watched_page import WatchedPage, watch_page
 from tollway.sandbox.chain import FundedAccount
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PRICE_UNITS = 10_000
 
 
-async def charge(site: Site) -> tuple[str, FundedAccount]:
+async def charge(site: Site, api: str = "paid") -> tuple[str, FundedAccount]:
     """A charged call of 0.01 USDC, and its payer."""
     payer, cluster = await site.cluster.wallet(), site.cluster
     sent = await cluster.send_tokens(payer, site.provider.address, PRICE_UNITS)
     await cluster.driver.mine(3)
-    reply = await cluster.call(site.gateway, site.apis["paid"], "/quote/BTC", headers=plain(payer, sent))
+    reply = await cluster.call(site.gateway, site.apis[api], "/quote/BTC", headers=plain(payer, sent))
     assert reply.status == 200, reply.body
     (call,) = await cluster.history(site.gateway, payer)
     return str(call["id"]), payer
@@ -89,8 +89,12 @@ async def test_the_wallet_of_the_provider_refunds_and_both_sides_see_it(browser:
     await site.check_books()
 
 
-async def test_credit_is_given_by_a_second_button_without_a_wallet(browser: Browser, site: Site) -> None:
-    call_id, payer = await charge(site)
+async def test_credit_is_given_by_a_second_button_and_pays_after_a_change_of_pay_to(
+    browser: Browser, site: Site
+) -> None:
+    """No wallet is asked. The credit stands at the former payee, which still counts at the API of the call."""
+    call_id, payer = await charge(site, "edited")
+    await edit(site, payTo=str((await site.cluster.wallet()).address))
     wallet = WalletDouble(driver=site.cluster.driver, accounts=[site.provider], chain_id=CHAIN)
     async with open_ticket(browser, site, call_id, wallet) as watched:
         page = watched.page
@@ -103,7 +107,7 @@ async def test_credit_is_given_by_a_second_button_without_a_wallet(browser: Brow
     assert "credit" in str((await read_receipt(site, call_id, payer))["creditNote"])
     (call,) = await site.cluster.history(site.gateway, payer)
     paid = plain(payer, call["refund"]["transaction"])
-    again = await site.cluster.call(site.gateway, site.apis["paid"], "/quote/BTC", headers=paid)
+    again = await site.cluster.call(site.gateway, site.apis["edited"], "/quote/BTC", headers=paid)
     assert again.status == 200, again.body
     await site.check_books()
 
