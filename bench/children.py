@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 from machine import count_cpu_s, list_family, prepare_child
 
-UP_DEADLINE_S = 30.0
+UP_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 40.0
 POLL_S = 0.005
 

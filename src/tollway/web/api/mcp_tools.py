@@ -74,8 +74,8 @@ OPERATIONS_CACHED_MAX = 32
 NAME_MAX, FOUND_WORDS_MAX, SHOWN_WORDS_MAX = 120, 300, 4_000
 """The most characters of a listing's name, of its description in a search result, and of its description in `get_api`."""
 
-SEARCHES_AT_ONCE = 4
-"""Searches of agents that run at once; further ones wait in order of arrival."""
+SEARCHES_AT_ONCE = 2
+"""Searches of agents that run at once, as many as lists (`CATALOG_READS_AT_ONCE`); further ones wait in order of arrival."""
 
 _CONTROL_HEADERS = {
     "paymentTx": "x-payment-tx",

@@ -1,0 +1,338 @@
+"""Ordinary paid calls beside floods: p50 and p99 of steady callers on credit, in turn quiet and beside each kind of flood, and beside all of them at once.
+
+    python bench/floods.py [--database sqlite|postgresql] [--kinds heads documents …] [--rounds 3] [--seconds 6] [--connections 48]
+
+The gateway has a core of its own; callers, floods, upstream, chain node and PostgreSQL share the other, the floods at a low priority. A flood is that many
+connections from as many addresses of loopback, each of which sends the next request after the last response. No ordinary call may be refused. Writes
+`bench/results/floods-<database>.json` and `.md`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import json
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvloop
+from flood_kinds import KINDS, run_flood
+from gateways import Bench, Gateway, furnish_callers, serving_gateway
+from load import LoadGenerator, write_requests
+from machine import (
+    LOAD_CORE,
+    ROOT,
+    describe_commit,
+    describe_machine,
+    forget_peak,
+    pin,
+    prepare_child,
+    read_memory_kib,
+)
+from nodes import Server
+from rivals import find_programs
+from upstream import serving_upstream
+
+from tollway.client.client import AsyncTollwayClient
+from tollway.client.wallet import Wallet
+from tollway.identity.signatures import eip191_digest
+from tollway.sandbox.chain import ChainDriver, make_account, prepare_playground, run_anvil
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
+
+RESULTS = ROOT / "bench" / "results"
+PAYERS = 24
+CALLERS = 8
+PACE_S = 0.05
+LISTINGS = 90
+BOOK_S = 8
+"""So long a load fills the books of the payers."""
+LEAD_S = 1.0
+"""From the start of a flood to the first call that counts."""
+CALL_DEADLINE_S = 60.0
+ALL = "all at once"
+SETTINGS = {
+    # All addresses are those of loopback, and all callers one machine.
+    "TOLLWAY_LIMIT_IN_FLIGHT_PER_ADDRESS_MAX": "5000",
+}
+
+
+# ---- The ordinary callers, in a process of their own.
+
+
+async def call_steadily(port: int, requests: list[bytes], seconds: float) -> tuple[list[float], Counter[str]]:
+    """Each caller calls at its pace. The seconds of each call, and the statuses."""
+    taken, statuses, ends = [], Counter[str](), time.monotonic() + seconds
+
+    async def call_on(request: bytes) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while time.monotonic() < ends:
+            started = time.perf_counter()
+            writer.write(request)
+            async with asyncio.timeout(CALL_DEADLINE_S):
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
+            took_s = time.perf_counter() - started
+            taken.append(took_s)
+            statuses[head[9:12].decode()] += 1
+            await asyncio.sleep(max(0.0, PACE_S - took_s))
+        writer.close()
+
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            group.create_task(call_on(request))
+    return taken, statuses
+
+
+def tell_calls(taken: list[float], statuses: Counter[str]) -> dict[str, Any]:
+    cuts = statistics.quantiles(taken, n=100)
+    told = {"p50Ms": cuts[49], "p99Ms": cuts[98], "maxMs": max(taken)}
+    return {
+        "calls": len(taken),
+        "statuses": dict(statuses),
+        **{name: round(value * 1_000, 2) for name, value in told.items()},
+    }
+
+
+# ---- The harness.
+
+
+async def measure_calls(plan: Path, seconds: float) -> dict[str, Any]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        __file__,
+        "--as-callers",
+        str(plan),
+        "--seconds",
+        str(seconds),
+        stdout=asyncio.subprocess.PIPE,
+        preexec_fn=prepare_child(LOAD_CORE),
+    )
+    told, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError("the ordinary callers failed")
+    found: dict[str, Any] = json.loads(told)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def flooding(plan: Path, kind: str, connections: int) -> AsyncIterator[dict[str, Any]]:
+    """Runs a flood for the time of the block. Gives what it was answered, once it has ended."""
+    process = await asyncio.create_subprocess_exec(
+        "nice",
+        "-n",
+        "5",
+        sys.executable,
+        __file__,
+        "--as-flood",
+        kind,
+        str(plan),
+        "--connections",
+        str(connections),
+        stdout=asyncio.subprocess.PIPE,
+        preexec_fn=prepare_child(LOAD_CORE),
+    )
+    told: dict[str, Any] = {}
+    try:
+        assert process.stdout is not None
+        await process.stdout.readline()  # it begins
+        await asyncio.sleep(LEAD_S)
+        yield told
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = await process.communicate()
+        told.update(json.loads(output or "{}"))
+
+
+async def measure_kind(
+    plan: Path, kind: str, gateway: Gateway, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Alternating rounds, quiet and beside the flood."""
+    quiet: list[dict[str, Any]] = []
+    beside: list[dict[str, Any]] = []
+    answers, peaks, rates = Counter[str](), [], []
+    for _ in range(options.rounds):
+        quiet.append(await measure_calls(plan, options.seconds))
+        forget_peak(gateway.child.pid)
+        started = time.monotonic()
+        async with flooding(plan, kind, options.connections) as told:
+            beside.append(await measure_calls(plan, options.seconds))
+            seconds = time.monotonic() - started
+        answers.update(told["answers"])
+        rates.append(sum(told["answers"].values()) / seconds)
+        peaks.append(read_memory_kib(gateway.child.pid, "VmHWM"))
+        await asyncio.sleep(1.0)
+    figures = {
+        f"{name}{part}Ms": statistics.median(one[f"{part}Ms"] for one in rounds)
+        for name, rounds in (("quiet", quiet), ("beside", beside))
+        for part in ("p50", "p99")
+    }
+    return {
+        "kind": kind,
+        "floodPerS": round(statistics.median(rates)),
+        "answers": dict(answers.most_common(8)),
+        "ordinary": dict(sum((Counter(one["statuses"]) for one in beside), Counter[str]())),
+        "peakKiB": max(peaks),
+        **{name: round(value, 2) for name, value in figures.items()},
+        "p50Ratio": round(figures["besidep50Ms"] / figures["quietp50Ms"], 2),
+        "p99Ratio": round(figures["besidep99Ms"] / figures["quietp99Ms"], 2),
+    }
+
+
+async def prepare(gateway: Gateway, bench: Bench, folder: Path, upstream_url: str) -> Path:
+    """Listings, books and sessions for the floods. The file of what floods and callers send."""
+    seller = make_account("seller")
+    ids = []
+    async with AsyncTollwayClient(gateway.url, wallet=Wallet.from_key(seller.key)) as client:
+        for number in range(LISTINGS):
+            listing = await client.publish(
+                {
+                    "name": f"Quotes of market {number}",
+                    "description": "The price of a coin in a currency, fresh to the second.",
+                    "pricePerRequest": "0.01",
+                    "currency": "USDC",
+                    "tags": ["prices", f"market-{number % 7}"],
+                    "endpoint": upstream_url,
+                    "openapi": dict(SAMPLE_DOCUMENT),
+                }
+            )
+            ids.append(listing.id)
+    requests = write_requests(folder / "book.requests", gateway.sign_plainly())
+    generator = LoadGenerator(wrk=find_programs(is_plain=False).wrk)
+    await asyncio.to_thread(
+        generator.run, gateway.port, requests, connections=32, seconds=BOOK_S, is_once=False
+    )
+    tokens = [await sign_in(gateway, Wallet.from_key(payment.key)) for payment in gateway.payments]
+    calls = [request.decode() for request in gateway.sign_plainly()[:CALLERS]]
+    plan = {"port": gateway.port, "apiId": gateway.api_id, "ids": ids, "tokens": tokens, "calls": calls}
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan))
+    return path
+
+
+async def sign_in(gateway: Gateway, wallet: Wallet) -> str:
+    body = {"address": str(wallet.address), "chainId": int(gateway.chain_id)}
+    async with aiohttp.ClientSession(gateway.url) as session:
+        async with session.post("/api/v2/auth/nonce", json=body) as answer:
+            message = (await answer.json())["message"]
+        signature = "0x" + wallet.sign_digest(eip191_digest(message.encode())).hex()
+        signed = {"message": message, "signature": signature}
+        async with session.post("/api/v2/auth/session", json=signed) as answer:
+            if answer.status != 201:
+                raise RuntimeError(await answer.text())
+            return str((await answer.json())["accessToken"])
+
+
+@contextlib.asynccontextmanager
+async def serving(options: argparse.Namespace, folder: Path) -> AsyncIterator[tuple[Gateway, Path]]:
+    async with run_anvil() as anvil, aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as stack:
+        driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
+        bench = await furnish_callers(driver, await prepare_playground(driver), folder, count=PAYERS)
+        url = f"sqlite:///{folder}/floods.sqlite3"
+        if options.database == "postgresql":
+            (folder / "pg").mkdir()
+            server = Server(folder / "pg")
+            stack.callback(server.close)
+            url = await server.make_database("floods")
+        upstream = await stack.enter_async_context(
+            serving_upstream(folder, find_programs(is_plain=False).nginx)
+        )
+        gateway = await stack.enter_async_context(
+            serving_gateway(
+                "floods",
+                bench,
+                database_url=url,
+                upstream_url=upstream.url,
+                is_known=True,
+                settings=SETTINGS,
+            )
+        )
+        yield gateway, await prepare(gateway, bench, folder, upstream.url)
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    pin(LOAD_CORE)
+    begun = datetime.datetime.now(datetime.UTC)
+    with tempfile.TemporaryDirectory(prefix="floods-", dir=options.folder) as name:
+        folder = Path(name)
+        found: dict[str, Any] = {
+            "startedAt": begun.strftime("%Y-%m-%d %H:%M UTC"),
+            "database": options.database,
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+            "connections": options.connections,
+            "machine": describe_machine(folder),
+            "commit": describe_commit(),
+            "kinds": [],
+        }
+        async with serving(options, folder) as (gateway, plan):
+            found["idleKiB"] = read_memory_kib(gateway.child.pid)
+            await measure_calls(plan, 2.0)
+            for kind in options.kinds:
+                told = await measure_kind(plan, kind, gateway, options)
+                found["kinds"].append(told)
+                print(json.dumps(told), file=sys.stderr, flush=True)
+    return found
+
+
+def write_markdown(found: Mapping[str, Any]) -> str:
+    commit = found["commit"]
+    dirty = ", with changes that are not in it" if commit["isDirty"] else ""
+    lines = [
+        f"# Paid calls beside floods, {found['startedAt']}, {found['database']}",
+        "",
+        f"Commit `{commit['commit']}`{dirty}. {found['machine']['cpu']}, {found['machine']['cores']} cores; load of the machine before: "
+        f"{found['machine']['loadBefore']}. {CALLERS} callers at {1 / PACE_S:.0f} calls a second each; a flood of {found['connections']} connections; medians of "
+        f"{found['rounds']} alternating rounds of {found['seconds']:.0f} s.",
+        "",
+        "| flood | answers a second | quiet p50, p99 ms | beside it p50, p99 ms | × p50 | × p99 | refused | at most MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in found["kinds"]:
+        refused = sum(times for status, times in one["ordinary"].items() if status != "200")
+        lines.append(
+            f"| {one['kind']} | {one['floodPerS']} | {one['quietp50Ms']}, {one['quietp99Ms']} | {one['besidep50Ms']}, {one['besidep99Ms']} | {one['p50Ratio']} | "
+            f"{one['p99Ratio']} | {refused} | {one['peakKiB'] / 1024:.0f} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--kinds", nargs="+", choices=(*KINDS, ALL), default=[*KINDS, ALL])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each round")
+    parser.add_argument("--connections", type=int, default=48)
+    parser.add_argument("--folder", help="where databases are made; not on tmpfs")
+    parser.add_argument("--as-callers", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--as-flood", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.as_callers:
+        plan = json.loads(options.as_callers.read_text())
+        requests = [request.encode() for request in plan["calls"]]
+        print(json.dumps(tell_calls(*uvloop.run(call_steadily(plan["port"], requests, options.seconds)))))
+    elif options.as_flood:
+        kind, path = options.as_flood
+        kinds = KINDS if kind == ALL else (kind,)
+        uvloop.run(run_flood(json.loads(Path(path).read_text()), kinds, options.connections))
+    else:
+        found = uvloop.run(measure(options))
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"floods-{options.database}"
+        path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+        path.with_suffix(".md").write_text(write_markdown(found))
+        print(write_markdown(found))
+
+
+if __name__ == "__main__":
+    main()
