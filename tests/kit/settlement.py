@@ -39,8 +39,9 @@ from tollway.observability.call_trace import TraceSampler
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import GasBudget, SettlementMetrics
 from tollway.payments.held_calls import HeldCalls
+from tollway.payments.orphans import Orphans
 from tollway.payments.receipts import ReceiptPoller
-from tollway.payments.settlement import Orphans, Settlement, SettlementOrder, SettlementOutcome, Undecided
+from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome, Undecided
 from tollway.payments.settlement_recovery import SettlementRecovery
 from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
 from tollway.payments.transactions import TransactionReplacer

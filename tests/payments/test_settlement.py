@@ -27,7 +27,8 @@ from tollway.ids import Address, ChainId, keccak256
 from tollway.ledger.ledger import Closed, Fenced, NonceUnavailable
 from tollway.ledger.records import CallState, Cover
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.settlement import ORPHAN_AFTER_S, NotSettled, Orphans, Settled, Undecided
+from tollway.payments.orphans import ORPHAN_AFTER_S, Orphans
+from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.payments.wire import AuthorizationReason
 
 ELSEWHERE = Address(b"\xee" * 20)

@@ -24,7 +24,7 @@ from tests.kit.settlement import (
 from tollway.chain.port import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
 from tollway.ids import Address, ChainId, TxHash
 from tollway.ledger.records import CallState
-from tollway.payments import settlement
+from tollway.payments import orphans
 from tollway.payments.settlement import Settled, Undecided
 from tollway.payments.settlement_recovery import EXPIRY_SLACK_S, POSTPONE_MIN_MS
 
@@ -331,7 +331,7 @@ async def test_an_undecided_call_is_orphaned_after_the_delay(
     harness: SettlementHarness, monkeypatch: pytest.MonkeyPatch, patience_s: float, state: CallState
 ) -> None:
     """Uses the monotonic clock, which is never set."""
-    monkeypatch.setattr(settlement, "ORPHAN_AFTER_S", patience_s)
+    monkeypatch.setattr(orphans, "ORPHAN_AFTER_S", patience_s)
     call = await harness.claim()
     assert await call.settle() == Undecided()
     harness.chain.mine_sent(CHAIN)

@@ -28,8 +28,9 @@ from tollway.outbound.probes import OwnershipChecker
 from tollway.payments.facilitator import FacilitatorClient, HttpFacilitatorTransport
 from tollway.payments.gas import NO_METRICS, GasBudget, SettlementMetrics
 from tollway.payments.held_calls import HeldCalls
+from tollway.payments.orphans import Orphans
 from tollway.payments.receipts import ReceiptPoller
-from tollway.payments.settlement import Orphans, Settlement
+from tollway.payments.settlement import Settlement
 from tollway.payments.settlement_recovery import SettlementRecovery
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transactions import TransactionReplacer

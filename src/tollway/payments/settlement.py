@@ -10,7 +10,6 @@ A settlement whose waiter left before its end becomes orphaned, and settlement r
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,13 +20,12 @@ import structlog
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import AuthorizationFacts, ChainFacts, Quorum, SendFault, SendRefused, SettlementChain
 from tollway.errors import ChainUnavailable, Code, Problem
-from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ids import Address, ChainId, ListingId, TxHash
 from tollway.ledger.ledger import Close, Closed, Fenced, GasLedger, NonceUnavailable, SettlementLedger
 from tollway.ledger.records import (
     Authorization,
     CallState,
     Cover,
-    Interruption,
     SettledTransfer,
     SettlementAttempt,
 )
@@ -67,6 +65,7 @@ from tollway.payments.gas import (
 )
 from tollway.payments.lookup_quota import AuthorizationLookup, AuthorizationQuota
 from tollway.payments.nonces import NonceSequence
+from tollway.payments.orphans import Orphans
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.receipts import ReceiptPoller
 from tollway.payments.transactions import SentCall, TransactionReplacer, limit_gas, sign_next
@@ -80,9 +79,6 @@ RESEND_AFTER_S = 2.0
 """A node that received a later nonce first can have dropped the transaction. After this time the transaction goes to all nodes
 once more, with the transactions that it waits behind."""
 USE_POLL_S = 0.5
-ORPHAN_AFTER_S = 300.0
-"""The call of an undecided settlement stores the upstream's response first and then becomes orphaned. After this time the call
-has certainly ended."""
 
 Send = Callable[[ChainId, bytes], Awaitable[SendRefused | None]]
 
@@ -157,7 +153,7 @@ class Settlement:
         replacer: TransactionReplacer,
         receipt_poller: ReceiptPoller,
         facilitators: Mapping[ChainId, FacilitatorClient],
-        orphans: "Orphans",
+        orphans: Orphans,
         limits: Limits,
         now_ms: Callable[[], int],
         rate_limiter: RateLimiter,
@@ -686,33 +682,3 @@ def describe_outcome(outcome: SettlementOutcome) -> dict[str, str | None]:
         "transaction": None if tx_hash is None else str(tx_hash),
         "reason": outcome.reason if isinstance(outcome, NotSettled) else None,
     }
-
-
-class Orphans:
-    """Settlements that this gateway may have to mark orphaned. Used from one event loop. `clock`: monotonic seconds."""
-
-    def __init__(self, ledger: SettlementLedger, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ledger = ledger
-        self._clock = clock
-        self._due_s: dict[CallId, tuple[Close, float]] = {}
-
-    def add(self, close: Close, *, is_waited_for: bool) -> None:
-        """`close`: the move into `settling`, written or not. `is_waited_for`: due only after `ORPHAN_AFTER_S`."""
-        self._due_s[close.call_id] = (close, self._clock() + (ORPHAN_AFTER_S if is_waited_for else 0))
-
-    async def mark_due(self) -> None:
-        """Marks due settlements orphaned. After `StorageUnavailable`, the others stay for the next run."""
-        now_s = self._clock()
-        for call_id, (close, due_s) in list(self._due_s.items()):
-            if due_s <= now_s:
-                await self._mark_orphaned(close)
-                self._due_s.pop(call_id, None)
-
-    async def _mark_orphaned(self, close: Close) -> None:
-        if await self._ledger.mark_orphaned(close.call_id, epoch=close.epoch):
-            _log.info("settlement_adrift", call_id=close.call_id)
-            return
-        # Not in `settling`: the call has ended, or the move was never written. Then the request was sent and its outcome is unknown.
-        error = close.error or Interruption.OUTCOME_LOST.value
-        unknown = replace(close, after=CallState.UNKNOWN, http_status=None, upstream_status=None, error=error)
-        await self._ledger.close(unknown)
