@@ -83,6 +83,7 @@ SHORT_FILES: dict[str, str] = {
     "client/issuers.py": "the one place where the environment decides which certificates a client trusts",
     "cli/main.py": "the entry point: whatever is imported before it runs delays Ctrl-C and every command",
     "csv_text.py": "the one place where a cell of a CSV file is disarmed, for the exports of the gateway and of the commands",
+    "payments/orphans.py": "the settlements that no call waits for",
     "web/api/kept_sums.py": "the cache before the sums of the ledger, for the routes and the pages of sums",
     "web/operator/open_calls.py": "an open call for an operator; the page of the call shows callers and providers something else",
     "ledger/free_calls.py": "the free calls of a wallet and the port of their store, for the rail and the store",

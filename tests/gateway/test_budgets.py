@@ -56,7 +56,6 @@ async def test_a_payment_buys_no_more_than_the_policy_allows(gateway: InProcessG
     problem = answer.problem
     assert (answer.status, problem["code"], problem["reason"]) == (403, "budget_exceeded", "limit")
     assert (problem["limit"], problem["left"], problem["currency"]) == ("maxPerDay", "0", "USDC")
-    assert "leaves 0 USDC of maxPerDay, and the call costs more" in problem["detail"]
     assert problem["retryable"] is True
     assert problem["resetsAt"].endswith("T00:00:00.000Z")
     day = problem["resetsAt"][:10]

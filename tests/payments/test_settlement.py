@@ -14,7 +14,6 @@ from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, requirement_of
 from tests.kit.settlement import (
     HASTY,
     LISTING,
-    ClaimedCall,
     SettlementHarness,
     make_gas_key,
     settlement_rules,
@@ -24,10 +23,9 @@ from tollway.chain.networks import UNIT_NANO
 from tollway.chain.port import SendFault, SendRefused
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
 from tollway.ids import Address, ChainId, keccak256
-from tollway.ledger.ledger import Closed, Fenced, NonceUnavailable
+from tollway.ledger.ledger import Fenced, NonceUnavailable
 from tollway.ledger.records import CallState, Cover
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.orphans import ORPHAN_AFTER_S, Orphans
 from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.payments.wire import AuthorizationReason
 
@@ -529,63 +527,3 @@ async def test_the_check_of_a_large_value_needs_agreement(harness: SettlementHar
     harness.rules[CHAIN] = replace(harness.rules[CHAIN], agreement_above=(("USDC", 10**7 - 1),))
     with pytest.raises(ChainUnavailable):
         await harness.check(harness.payer("another").authorize())
-
-
-# ---- Settlements without a waiter: orphaned when they are due, and never twice.
-
-
-def orphans_of(harness: SettlementHarness) -> Orphans:
-    return Orphans(harness.ledger, clock=lambda: harness.read_clock() / 1000)
-
-
-async def begin(harness: SettlementHarness, *, is_settling: bool) -> ClaimedCall:
-    call = await harness.claim()
-    if is_settling:
-        assert isinstance(await harness.ledger.settle(call.order().close, attempt=None, digest=None), Closed)
-    return call
-
-
-async def is_orphaned(call: ClaimedCall) -> bool:
-    held = await call.harness.ledger.find_authorized_call(call.authorization.key)
-    assert held is not None
-    return held.is_orphaned
-
-
-async def test_a_settlement_without_a_waiter_is_orphaned_at_once() -> None:
-    harness = SettlementHarness()
-    call, orphans = await begin(harness, is_settling=True), orphans_of(harness)
-    orphans.add(call.order().close, is_waited_for=False)
-    await orphans.mark_due()
-    assert await is_orphaned(call)
-
-
-async def test_a_settlement_with_a_waiter_is_orphaned_after_a_delay() -> None:
-    harness = SettlementHarness()
-    call, orphans = await begin(harness, is_settling=True), orphans_of(harness)
-    orphans.add(call.order().close, is_waited_for=True)
-    await orphans.mark_due()
-    assert not await is_orphaned(call)
-    harness.pass_time(ORPHAN_AFTER_S)
-    await orphans.mark_due()
-    assert await is_orphaned(call)
-
-
-async def test_a_call_that_never_reached_settling_is_unknown() -> None:
-    """The request was sent, and its outcome is unknown."""
-    harness = SettlementHarness()
-    call, orphans = await begin(harness, is_settling=False), orphans_of(harness)
-    orphans.add(call.order().close, is_waited_for=False)
-    await orphans.mark_due()
-    assert await call.read_state() is CallState.UNKNOWN
-    record = await harness.ledger.find_call(call.order().close.call_id)
-    assert record is not None
-    assert record.error == "outcome_lost"
-
-
-async def test_a_call_that_ended_meanwhile_is_unchanged() -> None:
-    async with SettlementHarness() as harness:
-        call, orphans = await harness.claim(), orphans_of(harness)
-        orphans.add(call.order().close, is_waited_for=False)
-        await call.settle()
-        await orphans.mark_due()
-        assert await call.read_state() is CallState.CONSUMED
