@@ -112,10 +112,10 @@ class RefundStore:
         _lock_calls(connection, call_ids)
         calls = self._read(connection, call_ids)
         outcome = find_refund_fault(calls) or divide_transfer(calls, transfer.value_units)
-        if may_be_of_another(connection, calls[0], transfer.payer):
-            outcome = NotRefundable(fault=RefundFault.ANOTHER_PROVIDER, call_id=calls[0].id)
         if isinstance(outcome, NotRefundable):
             return outcome
+        if may_be_of_another(connection, calls[0], transfer.payer):
+            return NotRefundable(fault=RefundFault.ANOTHER_PROVIDER, call_id=calls[0].id)
         if not insert_payment(connection, transfer, now_ms, is_refund=True):
             # Another transaction has recorded the transfer meanwhile: this one has no lock of its row yet.
             raise RowsChanged("the transfer of a refund was recorded meanwhile")
