@@ -341,6 +341,7 @@ class RandomBooks:
                 "network": "",
                 "nonce": 1,
                 "policy": policy,
+                "currency": "USDC",
                 "stored_ms": NOW_MS,
             }
             connection.execute(budget_table.insert().values(bound_ms=NOW_MS, **row))
