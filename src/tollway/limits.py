@@ -44,7 +44,7 @@ class FixedLimits:
     viewers_max: int = 50  # that one wallet names
     viewer_days_max: int = 400  # a year and a month; without a renewal a permission ends
     viewed_wallets_max: int = 1_000  # in the list of a viewer; `wallet` reads the others too
-    menu_wallets_max: int = 50  # in a menu or a page of a viewer
+    menu_wallets_max: int = 15  # in a menu or a page of a viewer
     permissions_per_hour: int = 20  # that one wallet gives or renews. Per address: five times as many
 
     # Budgets.
