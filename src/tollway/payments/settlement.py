@@ -179,15 +179,17 @@ class Settlement:
 
     def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
         """Whether this price can be settled now, by the last refresh of the gas budget, and while its caller waits."""
-        return self._is_in_time(asset, units) and self._gas_budget.is_offered(asset, units, listing_id)
+        rules = self._rules.get(asset.chain_id)
+        if rules is None or not self._gas_budget.is_in_time(rules, asset, units):
+            return False
+        return self._gas_budget.is_offered(asset, units, listing_id)
 
     def is_worth(self, asset: Asset, units: int) -> bool:
         """Whether this price can be settled while its caller waits, whenever the gateway has the gas."""
-        return self._is_in_time(asset, units) and self._gas_budget.is_worth(asset, units)
-
-    def _is_in_time(self, asset: Asset, units: int) -> bool:
         rules = self._rules.get(asset.chain_id)
-        return rules is not None and self._gas_budget.is_in_time(rules, asset, units)
+        if rules is None or not self._gas_budget.is_in_time(rules, asset, units):
+            return False
+        return self._gas_budget.is_worth(asset, units)
 
     @property
     def withdrawn_since_ms(self) -> Mapping[WithdrawnRail, int]:
