@@ -311,7 +311,9 @@ class ConcurrentCalls:
             while True:
                 with contextlib.suppress(StorageUnavailable):
                     await self.gateways[0].ledger.recover(now_ms=self.gateways[0].clock.ms)
-                    return
+                    # The database can be back just after the ends were tried again.
+                    if not self.gateways[0].ledger._group_commit.has_late():
+                        return
                 await asyncio.sleep(0.05)
 
     async def retry_dropped(self, answers: list[Exchange], *, at: int = 0) -> int:

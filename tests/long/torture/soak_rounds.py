@@ -235,7 +235,7 @@ class Soak:
 
     async def _upgrade(self, load: KillLoad) -> None:
         """To the release after this one: PostgreSQL is migrated while gateways serve, SQLite by the gateway that starts."""
-        newer = write_newer_migrations(self.folder)
+        newer = write_newer_migrations(self.folder / f"soak-{next(self._names)}")
         if self.is_postgres:
             async with open_database(self.url) as database:
                 await upgrade(database, migrations=newer)
