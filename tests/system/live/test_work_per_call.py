@@ -89,7 +89,7 @@ async def count_repeated(
 ) -> tuple[Work, list[Work]]:
     """The cheapest of several calls, and all of them."""
     works = [await served.count(ask) for _ in range(REPEATS)]
-    return min(works, key=lambda work: (work.statements, work.round_trips)), works
+    return min(works, key=lambda work: (work.rpc_requests, work.statements, work.round_trips)), works
 
 
 async def test_an_unpaid_call_is_refused_from_memory(served: CountedGateway) -> None:
@@ -234,9 +234,10 @@ async def test_a_signed_authorisation(served: CountedGateway, dialect: str) -> N
         shown = payer.show(quotes.pop(), dialect)  # each quote is for one call; the challenge of MPP too
         await ask_ok(served, [shown])
 
-    work = await served.count(ask)
+    # A look for the receipt that comes before the block is repeated.
+    work, works = await count_repeated(served, ask)
     AUTHORIZED.check(work, dialect)
-    assert work.rpc_methods["eth_sendRawTransaction"] == 1
+    assert [one.rpc_methods["eth_sendRawTransaction"] for one in works] == [1] * len(works)
 
     async def ask_again() -> None:
         """The call is paid and has no stored response: the refusal names the call."""
