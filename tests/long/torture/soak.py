@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TEST = Path(__file__).with_name("test_soak.py")
+TEST = Path(__file__).with_name("soak_calls.py")
 
 
 def main() -> int:
