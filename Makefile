@@ -89,7 +89,7 @@ test: install    ## the tests of a change, ten minutes on two quiet cores (optio
 # Property tests and the short form of torture draw from a seed, which the first lines of the output name: another one for each commit, and
 # for one commit always the same, so that a run that failed fails again.
 SEED := $(or $(SEED),$(shell printf %d 0x$$(git rev-parse HEAD 2>/dev/null | cut -c1-7)))
-test-all: install   ## every test, 22 minutes on two quiet cores (options: SEED=7 ARGS=browser)
+test-all: install   ## every test, 28 minutes on two quiet cores (options: SEED=7 ARGS=browser)
 	SIMULATION_HISTORIES=100000 TORTURE_SEED=$(SEED) $(PYTEST) -n $(WORKERS) --suite all --hypothesis-profile drawn --hypothesis-seed $(SEED) $(FOLDERS)
 
 durations:       ## every test, then the seconds of each file in tests/durations.json, which orders the next runs

@@ -185,12 +185,15 @@ class ChannelLoad:
 
         await poll(is_claimed, what="the claim of every channel")
         balances: Counter[Any] = Counter()
+        wrong: list[object] = []
         for channel in self.channels:
             balance, claimed = await channel.read_chain()
             in_ledger = charged[str(channel.signer.channel_id)]
-            assert claimed == in_ledger == channel.charged, (claimed, in_ledger, channel)
+            if not claimed == in_ledger == channel.charged:
+                wrong.append((str(channel.signer.channel_id), claimed, in_ledger, channel.charged))
             assert claimed <= balance
             balances[channel.wallet.address] += balance
+        assert not wrong, f"claimed, charged in the ledger, charged by the caller: {wrong}"
         for address, balance in balances.items():
             paid_in = await next(one for one in self.channels if one.wallet.address == address).paid_in()
             assert paid_in == balance, "a deposit or a refund was made twice"

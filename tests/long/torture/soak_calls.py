@@ -14,7 +14,7 @@ from tests.kit.signed_calls import RENEWS_OFTEN
 from tests.long.torture.soak_rounds import DISTURBANCES, Round, Soak
 
 SECONDS = float(os.environ.get("SOAK_SECONDS") or 0)
-"""Of load, without the checks between rounds. 0: the tiny form, part of the other torture."""
+"""Of load, without the checks between rounds. 0: the tiny form, of eight seconds."""
 TINY_S = 8.0
 GROWTH_KIB_MAX = 24 * 1024
 """Of a gateway, over the rounds in which no gateway is restarted, from the end of the first of them."""
