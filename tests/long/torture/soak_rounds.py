@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import secrets
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -235,7 +236,7 @@ class Soak:
 
     async def _upgrade(self, load: KillLoad) -> None:
         """To the release after this one: PostgreSQL is migrated while gateways serve, SQLite by the gateway that starts."""
-        newer = write_newer_migrations(self.folder / f"soak-{next(self._names)}")
+        newer = write_newer_migrations(Path(tempfile.mkdtemp(dir=self.folder)))
         if self.is_postgres:
             async with open_database(self.url) as database:
                 await upgrade(database, migrations=newer)
