@@ -115,6 +115,7 @@ CLASSES: dict[str, Class] = {
     "test_body_text.py": "quick",
     "test_bench.py": "test",
     "test_bounded_cache.py": "quick",
+    "test_channel_calls.py": "test",
     "test_csv_text.py": "quick",
     "test_errors.py": "quick",
     "test_ids.py": "quick",

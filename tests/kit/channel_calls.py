@@ -4,6 +4,7 @@ after a corrective 402, and holds the laws of the wire with each response. `Chan
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,10 @@ from eth_account import Account
 
 from tests.kit.channel_payer import ChannelPayer, Json
 from tests.kit.gateway_cluster import API
+from tests.kit.gateway_process import poll
 from tests.kit.payer import Header, decode_header, encode_header
 from tests.kit.signed_calls import balance_of
+from tests.kit.waits import DEADLINE_S
 from tollway.chain.channel_contract import SETTLEMENT_CONTRACT
 from tollway.ids import Address, keccak256
 from tollway.money import Asset, TokenDomain
@@ -70,6 +73,34 @@ class ChannelShop:
     async def earned(self) -> int:
         """Base units that its provider has got."""
         return await balance_of(self.cluster, self.provider.address) - START_USDC_UNITS
+
+    async def wait_claimed(
+        self, charged: Sequence[tuple["PaidChannel", int]], *, deadline_s: float = DEADLINE_S
+    ) -> list[int]:
+        """Waits until the contract has claimed of each channel what its calls cost, no more at any time, and the provider has the sum. Gives the balances of the channels.
+
+        Each channel is looked at until it agrees, and not once after the sum does: anvil 1.7.1 answers `latest` with the state after the block that it mines, and then
+        once more with the state before."""
+        owed = sum(units for _, units in charged)
+        looks: list[tuple[int, int]] = []
+
+        async def is_claimed() -> bool:
+            looks[:] = [await channel.read_chain() for channel, _ in charged]
+            earned = await self.earned()
+            pairs = [(claimed, units) for (_, claimed), (_, units) in zip(looks, charged, strict=True)]
+            is_beyond = earned > owed or any(claimed > units for claimed, units in pairs)
+            assert not is_beyond, "claimed beyond what was charged"
+            return earned == owed and all(claimed == units for claimed, units in pairs)
+
+        try:
+            await poll(is_claimed, what="the claim of every channel", deadline_s=deadline_s)
+        except AssertionError as exc:
+            for (channel, units), (_, claimed) in zip(charged, looks, strict=True):
+                if claimed != units:
+                    exc.add_note(f"{channel.signer.channel_id}: claimed {claimed}, charged {units}")
+            raise
+        assert all(claimed <= balance for balance, claimed in looks)
+        return [balance for balance, _ in looks]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

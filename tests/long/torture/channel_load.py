@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from tests.kit.channel_calls import PRICE_UNITS, ChannelCall, ChannelShop, PaidChannel
-from tests.kit.gateway_process import GatewayProcess, poll
+from tests.kit.gateway_process import GatewayProcess
 from tests.kit.scripted_upstream import ScriptedUpstream
 from tests.long.torture.measures import AT_ONCE, Pace, Progress
 
@@ -176,24 +176,18 @@ class ChannelLoad:
                     charged[call["payment"]["channel"]] += PRICE_UNITS
         for channel, call_id in self.served:
             assert states[call_id] == "charged", (channel, call_id, states[call_id])
+        wrong = [
+            (key, charged[key], channel.charged)
+            for channel in self.channels
+            if charged[key := str(channel.signer.channel_id)] != channel.charged
+        ]
+        assert not wrong, f"charged in the ledger, charged by the caller: {wrong}"
         owed = sum(charged.values())
-
-        async def is_claimed() -> bool:
-            earned = await self.shop.earned()
-            assert earned <= owed, "claimed beyond what was charged"
-            return bool(earned == owed)
-
-        await poll(is_claimed, what="the claim of every channel")
+        assert owed == sum(channel.charged for channel in self.channels), "charged on a channel of no caller"
+        found = await self.shop.wait_claimed([(channel, channel.charged) for channel in self.channels])
         balances: Counter[Any] = Counter()
-        wrong: list[object] = []
-        for channel in self.channels:
-            balance, claimed = await channel.read_chain()
-            in_ledger = charged[str(channel.signer.channel_id)]
-            if not claimed == in_ledger == channel.charged:
-                wrong.append((str(channel.signer.channel_id), claimed, in_ledger, channel.charged))
-            assert claimed <= balance
+        for channel, balance in zip(self.channels, found, strict=True):
             balances[channel.wallet.address] += balance
-        assert not wrong, f"claimed, charged in the ledger, charged by the caller: {wrong}"
         for address, balance in balances.items():
             paid_in = await next(one for one in self.channels if one.wallet.address == address).paid_in()
             assert paid_in == balance, "a deposit or a refund was made twice"
