@@ -104,6 +104,18 @@ async def refused(database: PostgresDatabase, *statements: str) -> StorageUnavai
     return caught.value
 
 
+async def test_a_cancelled_read_leaves_no_connection_with_its_statement(
+    database: PostgresDatabase, opened: list[InterruptedConnection], operator: Any
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(database.read(run("SELECT pg_sleep(60)")))
+        await wait_for(operator, "wait_event = 'PgSleep'")
+        (busy,) = (one for one in opened if not one.is_closed())
+        reading.cancel()
+    assert (reading.cancelled(), busy.is_closed()) == (True, True)
+    assert await numbers(database) == []
+
+
 async def test_a_connection_to_a_read_only_server_is_discarded(database: PostgresDatabase) -> None:
     await database.write(run("SET SESSION default_transaction_read_only = on"))
     await refused(database, "INSERT INTO t VALUES (1)")

@@ -209,7 +209,7 @@ class GatewayCluster:
         the calls."""
         database = connect_database(gateway.env["TOLLWAY_DATABASE_URL"])
         try:
-            return await database.read(audit_with_sums)
+            return await database.read(audit_with_sums, is_long=True)
         finally:
             await database.close()
 
@@ -224,7 +224,7 @@ class GatewayCluster:
                 await ClosedPeriods(
                     database, read_clock=partial(_answer, now_ms), ledger_ms=partial(_answer, now_ms)
                 ).write_due()
-                report = await database.read(audit_with_sums)
+                report = await database.read(audit_with_sums, is_long=True)
                 assert report.wrong_periods == ()
                 if now_ms > present_ms:
                     closed = report.closed_periods
@@ -458,7 +458,8 @@ WHOLE = replace(DEFAULT_LIMITS, live_calls_max=10**9, spending_calls_max=10**9)
 
 
 def audit_with_sums(connection: Connection) -> AuditReport:
-    """The audit; asserts that `/sales` and `/spending` have every call of every wallet once, with its price and state."""
+    """The audit; asserts that `/sales` and `/spending` have every call of every wallet once, with its price and state. Read it as `tollway audit` does, `is_long`: on PostgreSQL
+    the server ends any other transaction that a busy machine leaves idle for two seconds."""
     report = audit(connection)
     for side, read in (("provider", read_sales), ("payer", read_spending)):
         counted = f"SELECT {side} AS wallet, state, count(*), sum(coalesce(actual_units, price_units)), min(created_ms), max(created_ms) FROM call WHERE {side} IS NOT NULL GROUP BY 1, 2"
