@@ -23,6 +23,8 @@ GATEWAY_CORE, LOAD_CORE = 0, 1
 ROOT = Path(__file__).resolve().parent.parent
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PACKAGES = ("granian", "aiohttp", "uvloop", "httptools", "coincurve", "SQLAlchemy", "asyncpg", "starlette")
+EXTRAS = {"search": "wordllama", "redis": "redis", "otel": "opentelemetry-sdk"}
+"""The extras of a gateway, each by a package that it alone brings. A gateway loads them where its settings or its callers use them."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -136,7 +138,12 @@ def describe_packages() -> dict[str, str]:
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
+    versions["extras"] = ", ".join(extra for extra, name in EXTRAS.items() if is_installed(name)) or "none"
     return versions
+
+
+def is_installed(name: str) -> bool:
+    return any(metadata.distributions(name=name))
 
 
 def describe_build() -> str:

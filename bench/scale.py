@@ -56,6 +56,7 @@ from tollway.identity.authenticator import Identity
 from tollway.ids import Address, TxHash
 from tollway.limits import DEFAULT_LIMITS, MIB
 from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.meaning_search import MeaningSearch
 from tollway.storage.engine.database import Database, connect_database, sqlite_module
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.ledger.history import HistoryStore
@@ -438,12 +439,10 @@ async def measure(
 async def _load_meaning(stack: contextlib.AsyncExitStack, database: Database) -> Any:
     """Search by meaning over all vectors; prints how much memory it takes, with the modules and the vocabulary for the first of the two databases."""
     before, began = _resident_mib(), time.monotonic()
-    from tollway.storage.catalog.meaning_search import MeaningSearch  # noqa: PLC0415 - loads numpy
-
     meaning = MeaningSearch(database)
     stack.callback(meaning.close)
-    await meaning.refresh()
     await meaning.propose("weather")
+    await meaning.refresh()
     seconds = round(time.monotonic() - began, 1)
     print(json.dumps({"meaning_mib": round(_resident_mib() - before, 1), "seconds": seconds}), flush=True)
     return meaning

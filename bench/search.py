@@ -62,6 +62,7 @@ async def measure_relevance(url: str) -> dict[str, Any]:
             for listing in read_listings():
                 await words.publish(listing)
             await meaning.refresh()
+            await meaning.propose("weather")  # the first search reads the vectors
             with_meaning = make_catalog(database, meaning)
             return {"words": await judge(words), "meaning": await judge(with_meaning)}
         finally:

@@ -1,5 +1,6 @@
 """Search by meaning, on SQLite and on PostgreSQL: what it finds beside the words, and what it never shows."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,8 @@ from tests.kit.relevance import LIST_LENGTH, Relevance, measure, read_listings, 
 from tollway.ids import Address, ChainId
 from tollway.registry.catalog import ListingPage, ListingQuery
 from tollway.registry.listing import Listing
+from tollway.registry.meaning import WeightsUnusable
+from tollway.registry.word_vectors import WordVectors, load_word_vectors
 from tollway.storage.catalog.catalog_store import CatalogStore
 from tollway.storage.catalog.listing_vectors import read_due
 from tollway.storage.catalog.meaning_search import MeaningSearch
@@ -39,8 +42,8 @@ class Gateway:
         return await self.catalog.search(ListingQuery(words=words, **{"sort": "relevance", **more}))
 
 
-def make_gateway(database: Database) -> Gateway:
-    meaning = MeaningSearch(database)
+def make_gateway(database: Database, **options: Any) -> Gateway:
+    meaning = MeaningSearch(database, **options)
     return Gateway(catalog=open_catalog(database, meaning=meaning), meaning=meaning)
 
 
@@ -238,11 +241,70 @@ async def test_a_filter_holds_for_what_meaning_proposes(gateway: Gateway) -> Non
 async def test_a_gateway_finds_what_another_one_published_after_its_next_refresh(
     gateway: Gateway, neighbour: Gateway
 ) -> None:
-    await neighbour.meaning.refresh()
+    assert await neighbour.find() == []
     await publish(gateway, aircraft_listing(), *OTHERS)
     assert await neighbour.find() == []
     await neighbour.meaning.refresh()
     assert await neighbour.find() == ["Aircraft positions"]
+
+
+async def test_the_first_search_of_a_gateway_finds_what_another_one_embedded(
+    gateway: Gateway, neighbour: Gateway
+) -> None:
+    await publish(gateway, aircraft_listing(), *OTHERS)
+    found = await asyncio.gather(neighbour.find(), neighbour.find())
+    assert found == [["Aircraft positions"]] * 2
+
+
+async def test_the_first_search_reads_a_bounded_part_and_the_next_refresh_the_rest(
+    gateway: Gateway, database: Database
+) -> None:
+    await publish(gateway, aircraft_listing())
+    other = make_gateway(database, first_reads_max=0)
+    try:
+        assert await other.find() == []
+        await other.meaning.refresh()
+        assert await other.find() == ["Aircraft positions"]
+    finally:
+        other.meaning.close()
+
+
+async def test_a_refresh_before_the_first_search_loads_nothing_where_no_listing_is_due(
+    gateway: Gateway, database: Database
+) -> None:
+    await publish(gateway, aircraft_listing())
+    loads: list[int] = []
+
+    def load() -> WordVectors:
+        loads.append(1)
+        return load_word_vectors()
+
+    other = make_gateway(database, load_vectors=load)
+    try:
+        await other.meaning.refresh()
+        assert loads == []
+        assert await other.find() == ["Aircraft positions"]
+        await other.meaning.refresh()
+        assert loads == [1]
+    finally:
+        other.meaning.close()
+
+
+async def test_a_gateway_whose_weights_are_unusable_searches_by_words_and_reports_it(
+    gateway: Gateway, database: Database
+) -> None:
+    def load() -> WordVectors:
+        raise WeightsUnusable("weights.safetensors cannot be read")
+
+    await publish(gateway, aircraft_listing())
+    other = make_gateway(database, load_vectors=load)
+    try:
+        await other.meaning.refresh()
+        assert (await other.find(), await other.find("aircraft")) == ([], ["Aircraft positions"])
+        with pytest.raises(WeightsUnusable, match="cannot be read"):
+            await other.meaning.refresh()
+    finally:
+        other.meaning.close()
 
 
 async def test_what_a_gateway_without_the_extra_wrote_is_embedded_by_one_with_it(
@@ -267,7 +329,7 @@ async def test_a_listing_that_is_not_visible_is_never_found(
 ) -> None:
     listing = aircraft_listing()
     await publish(gateway, listing, *OTHERS)
-    await neighbour.meaning.refresh()
+    assert (await gateway.find(), await neighbour.find()) == ([listing.name], [listing.name])
     await gateway.catalog.revise(replace(listing, **hidden), expected_revision=1)
     # At once, before any refresh: the database decides.
     assert (await gateway.find(), await neighbour.find()) == ([], [])
@@ -278,6 +340,7 @@ async def test_a_listing_that_is_not_visible_is_never_found(
 async def test_a_listing_that_is_shown_again_is_found_again(gateway: Gateway) -> None:
     listing = aircraft_listing()
     await publish(gateway, listing)
+    assert await gateway.find() == ["Aircraft positions"]
     await gateway.catalog.revise(replace(listing, suspended_ms=1), expected_revision=1)
     await gateway.meaning.refresh()
     await gateway.catalog.revise(listing, expected_revision=2)
@@ -288,7 +351,7 @@ async def test_a_listing_that_is_shown_again_is_found_again(gateway: Gateway) ->
 async def test_an_edited_listing_is_found_by_its_new_text(gateway: Gateway, neighbour: Gateway) -> None:
     listing = aircraft_listing()
     await publish(gateway, listing, *OTHERS)
-    await neighbour.meaning.refresh()
+    assert await neighbour.find() == ["Aircraft positions"]
     edited = replace(listing, name="Poems", description="Verses by author.", tags=())
     await gateway.catalog.revise(edited, expected_revision=1)
     await gateway.meaning.refresh()
@@ -299,6 +362,7 @@ async def test_an_edited_listing_is_found_by_its_new_text(gateway: Gateway, neig
 
 async def test_after_a_restore_all_vectors_are_read_again(gateway: Gateway) -> None:
     await publish(gateway, aircraft_listing())
+    assert await gateway.find() == ["Aircraft positions"]
     gateway.catalog.clear_cache()
     assert await gateway.find() == []
     await gateway.meaning.refresh()

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from snowballstemmer.english_stemmer import EnglishStemmer
-
 from tollway.registry.listing import Listing
 from tollway.registry.openapi import walk_operations
 from tollway.registry.text import drop_refused_characters
@@ -107,12 +105,18 @@ class _Stems(dict[str, str]):
     """The stems of the words that were met, at most `STEMS_KEPT_MAX`. Many threads may read it: a word has the same stem in each."""
 
     def __missing__(self, word: str) -> str:
-        # A stemmer holds the word that it works on, so threads do not share one.
-        found = EnglishStemmer().stemWord(word) if _STEMMED.fullmatch(word) else word
+        found = _find_stem(word) if _STEMMED.fullmatch(word) else word
         if len(self) >= STEMS_KEPT_MAX:
             self.clear()
         self[word] = found
         return found
+
+
+def _find_stem(word: str) -> str:
+    from snowballstemmer.english_stemmer import EnglishStemmer  # noqa: PLC0415 - loads the stemmers of forty languages, which a start does not need
+
+    # A stemmer holds the word that it works on, so threads do not share one.
+    return str(EnglishStemmer().stemWord(word))
 
 
 _STEMS = _Stems()

@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import os
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import BinaryIO
@@ -61,6 +62,10 @@ class WordVectors:
         vector: Vector = np.frombuffer(rows, "<f2").reshape(-1, DIMENSIONS).mean(axis=0, dtype=np.float32)
         length = float(np.linalg.norm(vector))
         return vector / length if length > 0 else None
+
+    def embed_bits(self, texts: Iterable[str]) -> bytes:
+        """The bits of the vectors of these texts, `BYTES` for each text that has a vector."""
+        return b"".join(to_bits(vector) for vector in map(self.embed, texts) if vector is not None)
 
     def _list_tokens(self, word: str) -> tuple[int, ...]:
         pieces = [_WORD_BEGIN, *word]
