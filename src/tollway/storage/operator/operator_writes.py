@@ -19,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     delete,
     exists,
     false,
@@ -35,7 +36,7 @@ from tollway.ids import Address, TxHash
 from tollway.ledger.channels import ChannelState
 from tollway.ledger.ledger import AuditReport
 from tollway.storage.engine.database import Database, metadata, partial_index, write_retried
-from tollway.storage.engine.statements import insert_for
+from tollway.storage.engine.statements import Prepared, insert_for
 from tollway.storage.ledger.budget_store import unbind
 from tollway.storage.ledger.closed_periods import mark_wrong
 from tollway.storage.ledger.ledger_audit import audit
@@ -62,7 +63,14 @@ GAP_MS = 60_000
 _ROW = 1
 IS_RESTORED = exists().where(restore_table.c.released_ms.is_(None))
 """True while balances are held after a restore that the operator has not released."""
-_HELD_BEFORE = select(func.max(restore_table.c.noted_ms)).where(restore_table.c.released_ms.is_(None))
+_SELECT_HELD_BEFORE = select(func.max(restore_table.c.noted_ms)).where(restore_table.c.released_ms.is_(None))
+_HELD_BEFORE = Prepared(_SELECT_HELD_BEFORE)
+_OPERATOR_RECORDS = Prepared(
+    select(
+        exists().where(admission_table.c.tx_hash == bindparam("tx_hash")),
+        _SELECT_HELD_BEFORE.scalar_subquery(),
+    )
+)
 
 audit_entry_table = Table(
     "audit_entry",
@@ -207,8 +215,7 @@ class OperatorStore:
 def find_operator_records(connection: Connection, tx_hash: TxHash) -> tuple[bool, int | None]:
     """Whether a transaction is admitted, and the moment of the last restore that is not released: transactions before it are held. None without
     such a restore."""
-    admitted = exists().where(admission_table.c.tx_hash == tx_hash)
-    is_admitted, held_before_ms = connection.execute(select(admitted, _HELD_BEFORE.scalar_subquery())).one()
+    ((is_admitted, held_before_ms),) = _OPERATOR_RECORDS.fetch(connection, tx_hash=tx_hash)
     return bool(is_admitted), held_before_ms
 
 
@@ -229,8 +236,8 @@ def mark_restored(connection: Connection, *, now_ms: int) -> None:
 
 
 def held_before_ms(connection: Connection) -> int | None:
-    found: int | None = connection.execute(_HELD_BEFORE).scalar_one()
-    return found
+    ((found,),) = _HELD_BEFORE.fetch(connection)
+    return None if found is None else int(found)
 
 
 class AuditLogStore:
