@@ -22,8 +22,8 @@ from tollway.storage.ledger.history import HistoryStore
 from tollway.storage.ledger.ledger_audit import audit
 from tollway.storage.ledger.ledger_tables import call_table, call_terms_table, payment_table
 from tollway.web.api.exports import export_router
-from tollway.web.http.book_turns import enter_turn
 from tollway.web.http.problems import install_handlers
+from tollway.web.http.read_turns import enter_turn
 
 WALLET_HEADER = "wallet"
 STATES = {

@@ -35,7 +35,7 @@ from tollway.web.api.listing_edits import make_endpoint_check
 from tollway.web.api.listing_json import ListingEncoder, is_never_offered
 from tollway.web.http.admission import LoadShedder, SignInRateLimit
 from tollway.web.http.app import build_app
-from tollway.web.http.book_turns import BookTurns
+from tollway.web.http.read_turns import ReadTurns
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 PUBLIC_URL = "https://gw.example.com"
@@ -89,7 +89,7 @@ def make_context(**given: Any) -> WebContext:
         "read_heads": read_no_heads,
         "requires_ownership": False,
         "book_access": NamedBooks(),
-        "book_turns": BookTurns(),
+        "read_turns": ReadTurns(),
     }
     made |= given
     public_url, limits, allow_private = made["public_url"], made["limits"], made["allow_private"]

@@ -53,7 +53,7 @@ from tollway.web.api.auth_routes import make_wallet_dependency, make_wallet_quot
 from tollway.web.api.history_routes import history_router
 from tollway.web.api.idempotent_create import IdempotentCreate
 from tollway.web.api.provider_documents import ProviderDocuments
-from tollway.web.http.book_turns import BookTurns
+from tollway.web.http.read_turns import ReadTurns
 from tollway.web.pages.page_problems import ProblemPages
 from tollway.web.pages.page_session import PAGE_COOKIE, make_form_token
 
@@ -220,7 +220,7 @@ class SignedInHarness:
         self,
         limits: Limits = DEFAULT_LIMITS,
         catalogs: Mapping[str, NullTranslations] | None = None,
-        book_turns: BookTurns | None = None,
+        read_turns: ReadTurns | None = None,
     ) -> None:
         self.services = services = Services(limits)
         origin, rate_limiter = parse_origin(PUBLIC_URL), RateLimiter()
@@ -246,7 +246,7 @@ class SignedInHarness:
                 now_ms=services.read_ms,
                 rate_limiter=rate_limiter,
             ),
-            book_turns=BookTurns() if book_turns is None else book_turns,
+            read_turns=ReadTurns() if read_turns is None else read_turns,
             **services.make_members(),
         )
         self.catalog, self.renderer = pages.catalog, pages.renderer
@@ -263,7 +263,7 @@ class SignedInHarness:
             history_router(context),
             *self.page_routers,
             problem_pages=ProblemPages(pages.renderer),
-            book_turns=context.book_turns,
+            read_turns=context.read_turns,
         )
         self.browser = open_client(self.app, headers=BROWSER)
         self.token = ""
@@ -358,10 +358,10 @@ MIXED = (
 async def open_signed_in(
     limits: Limits = DEFAULT_LIMITS,
     catalogs: Mapping[str, NullTranslations] | None = None,
-    book_turns: BookTurns | None = None,
+    read_turns: ReadTurns | None = None,
 ) -> AsyncIterator[SignedInHarness]:
     """The harness with its ledger open. `limits`: of sums, and of authenticated requests."""
-    harness = SignedInHarness(limits, catalogs, book_turns)
+    harness = SignedInHarness(limits, catalogs, read_turns)
     writer = asyncio.get_running_loop().create_task(harness.services.ledger.run())
     await harness.services.ledger.open()
     async with harness.browser:

@@ -88,9 +88,9 @@ from tollway.web.calls.gateway_traces import StartTrace, make_start_trace
 from tollway.web.calls.payment_required import PaymentRequiredRenderer
 from tollway.web.http.admission import SignInRateLimit
 from tollway.web.http.app import build_app
-from tollway.web.http.book_turns import BookTurns
 from tollway.web.http.middleware import is_trusted_peer, parse_proxies, read_client_address, read_request_id
 from tollway.web.http.problems import status_of
+from tollway.web.http.read_turns import ReadTurns
 from tollway.web.pages.demo_wallet import DemoWallet
 from tollway.web.pages.page_problems import ProblemPages
 
@@ -189,7 +189,7 @@ class AsgiBuilder:
             clock=time.monotonic,
             entropy=secrets.token_bytes,
             shedder=parts.shedder,
-            book_turns=context.book_turns,
+            read_turns=context.read_turns,
             challenge=partial(
                 challenge_headers,
                 sign_in=parts.sign_in,
@@ -287,7 +287,7 @@ class AsgiBuilder:
                 parts.viewers, parts.budgets, limits=limits, now_ms=now_ms, rate_limiter=parts.rate_limiter
             ),
             budgets=parts.budgets,
-            book_turns=BookTurns(),
+            read_turns=ReadTurns(),
             receipt_signer=self._receipt_signer,
             webhooks=parts.webhook_services.store,
         )

@@ -21,7 +21,7 @@ from tollway.ledger.history import HistoryQuery
 from tollway.ledger.records import CallRecord
 from tollway.limits import DEFAULT_LIMITS
 from tollway.web.api.exports import CHUNK_ROWS, ExportSlot, ExportSlots
-from tollway.web.http.book_turns import BookReadLimit, BookTurns
+from tollway.web.http.read_turns import ReadLimit, ReadTurns
 
 ROWS = 4 * CHUNK_ROWS
 THIRD = Address(b"\x03" * 20)
@@ -136,11 +136,11 @@ async def test_a_page_has_a_deadline_however_fast_its_reader_is() -> None:
 
 async def test_exports_take_turns_with_other_reads_of_books() -> None:
     """Two exports that open at the same moment hold no turn while they wait for one."""
-    turns = BookTurns()
-    app = make_app(FakeHistory(ROWS), book_turns=turns)
+    turns = ReadTurns()
+    app = make_app(FakeHistory(ROWS), read_turns=turns)
     others = [THIRD, Address(b"\x04" * 20)]
     for wallet in others:
-        await turns.acquire(wallet)
+        await turns.acquire("books", wallet)
     exchanges = [exchange_of(wallet) for wallet in (PAYER, STRANGER)]
     async with asyncio.TaskGroup() as group:
         for one in exchanges:
@@ -154,8 +154,8 @@ async def test_exports_take_turns_with_other_reads_of_books() -> None:
 
 
 async def test_exports_that_open_together_hold_no_turn_while_they_wait_for_one() -> None:
-    turns = BookTurns()
-    app = BookReadLimit(make_app(FakeHistory(ROWS), book_turns=turns), turns=turns)
+    turns = ReadTurns()
+    app = ReadLimit(make_app(FakeHistory(ROWS), read_turns=turns), turns=turns)
     exchanges = [exchange_of(wallet) for wallet in (PAYER, STRANGER, THIRD)]
     async with asyncio.TaskGroup() as group:
         for one in exchanges:

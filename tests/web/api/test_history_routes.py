@@ -42,8 +42,8 @@ from tollway.web.api.history_routes import (
     history_router,
     x402_history_router,
 )
-from tollway.web.http.book_turns import BookTurns, enter_turn
 from tollway.web.http.query import format_time
+from tollway.web.http.read_turns import ReadTurns, enter_turn
 
 
 async def ask(
@@ -201,10 +201,10 @@ async def test_every_filter_reaches_the_ledger() -> None:
 
 
 async def test_a_look_at_a_chain_holds_no_turn() -> None:
-    turns, held = BookTurns(at_once=1), []
+    turns, held = ReadTurns(at_once=1), []
 
     async def lookup(tx_hash: TxHash, payer: Address) -> TransactionStatus | None:
-        async with turns.turn(STRANGER):  # waits for ever where the request holds the only turn
+        async with turns.turn("books", STRANGER):  # waits for ever where the request holds the only turn
             held.append(tx_hash)
         return TransactionStatus(state="unseen")
 
@@ -219,7 +219,7 @@ async def test_a_look_at_a_chain_holds_no_turn() -> None:
         authenticate=authenticate,
         look_up_transaction=lookup,
     )
-    app = make_app(context, history_router(context), book_turns=turns)
+    app = make_app(context, history_router(context), read_turns=turns)
     async with open_client(app) as client:
         assert (await client.get(f"/api/v2/payments/{TX}")).json()["state"] == "unseen"
     assert held == [TX]

@@ -1,4 +1,4 @@
-"""Pages of listings are written in slices, so that a paid call that arrives meanwhile waits for a slice and not for a page; and few pages are built at once."""
+"""Pages of listings are written in slices, so that a paid call that arrives meanwhile waits for a slice and not for a page."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Router
 
 from tests.kit.listings import sample_listing
 from tests.kit.routes import ALICE, RouteHarness
@@ -20,8 +18,6 @@ from tollway.web.api.context import WebContext
 from tollway.web.api.discovery_routes import bazaar_router
 from tollway.web.api.listing_json import SLICE_LISTINGS, ListingEncoder
 from tollway.web.api.listing_routes import listing_router
-from tollway.web.http.app import CATALOG_READS_AT_ONCE
-from tollway.web.http.book_turns import BOOK_READS_AT_ONCE
 
 BASE = ChainId(8453)
 USDC = Asset(
@@ -83,29 +79,3 @@ async def test_other_requests_run_between_two_slices_of_a_page(
     assert answer.status_code == 200, answer.text
     assert iterations.total == COUNT
     assert 0 < iterations.most <= SLICE_LISTINGS
-
-
-async def test_no_more_pages_of_listings_than_reads_of_books_are_built_at_once() -> None:
-    building, may_end = 0, asyncio.Event()
-    most = 0
-
-    async def build(request: Request) -> Response:
-        nonlocal building, most
-        building += 1
-        most = max(most, building)
-        await may_end.wait()
-        building -= 1
-        return Response()
-
-    harness = RouteHarness(rules=RULES)
-    async with (
-        harness.open(lambda context: Router([Route("/api/v2/apis", build)])),
-        asyncio.TaskGroup() as group,
-    ):
-        reads = [group.create_task(harness.client.get("/api/v2/apis")) for _ in range(12)]
-        for _ in range(200):
-            await asyncio.sleep(0)
-        may_end.set()
-        answers = await asyncio.gather(*reads)
-    assert [one.status_code for one in answers] == [200] * len(reads)
-    assert most == CATALOG_READS_AT_ONCE <= BOOK_READS_AT_ONCE

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -19,8 +19,8 @@ from tollway.discovery.tool_results import PAYMENT, PAYMENT_RESPONSE, USED, Tool
 from tollway.discovery.tools import GATEWAY_TOOLS, TOOL_RESPONSE_BYTES_MAX, TOOLS_PER_PAGE
 from tollway.ids import keccak256
 from tollway.money import Price
-from tollway.registry.catalog import Catalog, ListingPage, ListingQuery
-from tollway.web.api.mcp_tools import SEARCHES_AT_ONCE, McpTools, ToolInvocation
+from tollway.web.api.mcp_tools import McpTools, ToolInvocation
+from tollway.web.http.read_turns import READS_AT_ONCE, ReadTurns
 
 ASSET = {"asset": "ETH"}
 JSON = "Content-Type: application/json"
@@ -125,32 +125,24 @@ async def test_a_search_says_how_its_words_were_understood_and_what_to_try(mcp_t
         assert ("advice" in content) == (advice is not None), content
 
 
-class WaitingCatalog:
-    """A catalog whose searches wait until `go_on` is set. `most`: how many waited at once."""
-
-    def __init__(self) -> None:
-        self.go_on = asyncio.Event()
-        self.waiting = self.most = 0
-
-    async def search(self, query: ListingQuery) -> ListingPage:
-        self.waiting += 1
-        self.most = max(self.most, self.waiting)
-        await self.go_on.wait()
-        self.waiting -= 1
-        return ListingPage(found=(), total=0)
-
-
-async def test_searches_of_agents_take_turns(gateway: InProcessGateway) -> None:
-    catalog = WaitingCatalog()
-    tools = McpTools(replace(mcp_context(gateway), catalog=cast(Catalog, catalog)))
+@pytest.mark.parametrize(
+    ("tool", "arguments"), [("search_resources", {"query": "quotes"}), ("get_api", {"apiId": "api_quotes"})]
+)
+async def test_searches_of_agents_take_turns_with_other_reads(
+    gateway: InProcessGateway, tool: str, arguments: dict[str, Any]
+) -> None:
+    await gateway.publish(openapi=QUOTES)
+    turns = ReadTurns()
+    tools = McpTools(replace(mcp_context(gateway), read_turns=turns))
+    others = [f"192.0.2.{number}" for number in range(READS_AT_ONCE)]
+    for address in others:
+        await turns.acquire("catalog", address)
     async with asyncio.TaskGroup() as group:
-        for _ in range(3 * SEARCHES_AT_ONCE):
-            group.create_task(ask(tools, "search_resources"))
-        await until(lambda: catalog.waiting >= SEARCHES_AT_ONCE)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        catalog.go_on.set()
-    assert catalog.most == SEARCHES_AT_ONCE
+        asked = [group.create_task(ask(tools, tool, **arguments)) for _ in range(3)]
+        await until(lambda: turns.waiting == len(asked))
+        for address in others:
+            turns.release(address)
+    assert [one.result().is_error for one in asked] == [False] * len(asked)
 
 
 @pytest.mark.parametrize(

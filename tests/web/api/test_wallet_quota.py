@@ -19,7 +19,7 @@ from tollway.identity.signatures import eip191_digest
 from tollway.identity.siwe import parse_origin
 from tollway.limits import DEFAULT_LIMITS
 from tollway.rate_limits.limiter import WALLETS_PER_ADDRESS
-from tollway.web.http.book_turns import BOOK_READS_AT_ONCE, BookTurns
+from tollway.web.http.read_turns import READS_AT_ONCE, ReadTurns
 
 MOST = 4
 BOOKS = "/api/v2/history"
@@ -97,13 +97,13 @@ async def test_a_request_without_a_valid_proof_counts_for_no_wallet(harness: Sig
 
 
 async def test_reads_of_the_api_and_of_pages_wait_for_the_same_turns() -> None:
-    turns = BookTurns()
-    async with open_signed_in(book_turns=turns) as harness:
+    turns = ReadTurns()
+    async with open_signed_in(read_turns=turns) as harness:
         await harness.sign_in(READER)
         others = [OTHER.address, SELLER.address]
-        assert len(others) == BOOK_READS_AT_ONCE
+        assert len(others) == READS_AT_ONCE
         for wallet in others:
-            await turns.acquire(wallet)
+            await turns.acquire("books", wallet)
         async with asyncio.TaskGroup() as group:
             reads = [group.create_task(read(harness, READER)) for read in (read_page, read_signed)]
             await until(lambda: turns.waiting >= len(reads))

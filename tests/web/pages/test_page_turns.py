@@ -22,8 +22,7 @@ from tests.kit.signed_in import (
 )
 from tollway.ids import Address, ListingId
 from tollway.web.api.listing_routes import LIMIT_MAX
-from tollway.web.http.admission import takes_turns
-from tollway.web.http.book_turns import is_book_read
+from tollway.web.http.read_turns import kind_of_read
 
 PROVIDER = Address(b"\xaa" * 20)
 MORE_THAN_A_PAGE = LIMIT_MAX + 20
@@ -45,7 +44,7 @@ async def test_every_read_of_a_page_takes_a_turn(signed_in: SignedInHarness) -> 
         sent = re.sub(r"\{\w+(:\w+)?\}", "some", path)
         for method in ("GET", "HEAD"):
             scope = {"type": "http", "method": method, "path": sent, "raw_path": sent.encode()}
-            assert takes_turns(scope) or is_book_read(scope), path
+            assert kind_of_read(scope) in ("pages", "books"), path
 
 
 @pytest.mark.parametrize(
@@ -53,8 +52,7 @@ async def test_every_read_of_a_page_takes_a_turn(signed_in: SignedInHarness) -> 
 )
 def test_what_a_machine_waits_for_takes_none(path: str) -> None:
     scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode()}
-    assert not takes_turns(scope)
-    assert not is_book_read(scope)
+    assert kind_of_read(scope) is None
 
 
 async def test_a_list_of_listings_has_at_most_a_page_of_rows() -> None:

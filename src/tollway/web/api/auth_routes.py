@@ -23,11 +23,11 @@ from tollway.limits import Limits
 from tollway.rate_limits.limiter import Quota, RateLimiter
 from tollway.web.api.context import WalletDependency, WebContext
 from tollway.web.http.admission import BODY_RESERVATION, SignInRateLimit
-from tollway.web.http.book_turns import enter_turn
 from tollway.web.http.json import find_unknown_members, parse_json_object
 from tollway.web.http.page_response import API_PROOFS, mark_private
 from tollway.web.http.problems import CHALLENGED_BY_402, SIGN_IN_CHALLENGE, refuse_fields
 from tollway.web.http.query import format_time
+from tollway.web.http.read_turns import enter_turn
 
 _SIWX_SCHEMA = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -37,7 +37,7 @@ from tollway.web.api.idempotent_create import IdempotentCreate
 from tollway.web.api.listing_json import IsOffered, ListingEncoder
 from tollway.web.api.provider_documents import ProviderDocuments
 from tollway.web.http.admission import SignInRateLimit
-from tollway.web.http.book_turns import BookTurns
+from tollway.web.http.read_turns import ReadTurns
 from tollway.webhooks.endpoints import Webhooks
 
 WalletDependency = Callable[[Request], Awaitable[Identity]]
@@ -133,7 +133,7 @@ class WebContext:
     refunds: Refunds
     book_access: BookAccess
     budgets: BudgetLedger
-    book_turns: BookTurns
+    read_turns: ReadTurns
     receipt_signer: ReceiptSigner
     webhooks: Webhooks
 

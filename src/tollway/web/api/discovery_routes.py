@@ -53,7 +53,6 @@ CACHE_WRITE_TIMES = 100
 """The least lifetime of a document, in multiples of the time to write it: writing takes at most a hundredth of a core."""
 CACHE_MS_MAX = 60_000
 CACHE_BYTES_MAX, CACHED_MAX = 32 * MIB, 65_536
-WRITES_AT_ONCE_MAX = 2
 OPERATIONS_CACHED_MAX = 200
 
 
@@ -79,14 +78,13 @@ class _CachedDocument:
 
 
 class DocumentCache:
-    """A cache of written documents for one process, bounded in bytes. `ticks_ms`: a monotonic clock."""
+    """A cache of written documents for one process, bounded in bytes. `ticks_ms`: a monotonic clock. The turns of reads bound the documents that are written at once."""
 
     def __init__(self, *, ticks_ms: Callable[[], int], bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._ticks_ms = ticks_ms
         self._cached: BoundedCache[str, _CachedDocument] = BoundedCache(
             entries_max=CACHED_MAX, bytes_max=bytes_max, entry_bytes_max=bytes_max
         )
-        self._semaphore = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
 
     async def get_or_write(
         self, name: str, revision: int, write: Callable[[], Awaitable[Document]]
@@ -95,17 +93,13 @@ class DocumentCache:
         known = self._find(name, revision)
         if known is not None:
             return known
-        async with self._semaphore:
-            known = self._find(name, revision)  # another task may have written it meanwhile
-            if known is not None:
-                return known
-            began_ms = self._ticks_ms()
-            document = await write()
-            now_ms = self._ticks_ms()
-            fresh_ms = min(max(CACHE_MS, CACHE_WRITE_TIMES * (now_ms - began_ms)), CACHE_MS_MAX)
-            cached = _CachedDocument(revision=revision, document=document, until_ms=now_ms + fresh_ms)
-            self._cached.put(name, cached, size_bytes=document.size_bytes)
-            return document
+        began_ms = self._ticks_ms()
+        document = await write()
+        now_ms = self._ticks_ms()
+        fresh_ms = min(max(CACHE_MS, CACHE_WRITE_TIMES * (now_ms - began_ms)), CACHE_MS_MAX)
+        cached = _CachedDocument(revision=revision, document=document, until_ms=now_ms + fresh_ms)
+        self._cached.put(name, cached, size_bytes=document.size_bytes)
+        return document
 
     def _find(self, name: str, revision: int) -> Document | None:
         cached = self._cached.find(name)

@@ -30,8 +30,8 @@ from tollway.limits import Limits
 from tollway.web.api.context import FindAsset, WebContext
 from tollway.web.api.export_rows import CALL_COLUMNS, PAYMENT_COLUMNS, write_call, write_payment
 from tollway.web.api.history_routes import HistoryFilters, PaymentFilters
-from tollway.web.http.book_turns import SLICE_ROWS, leave_turn
 from tollway.web.http.query import QueryModel, format_time, read_query, whole_number
+from tollway.web.http.read_turns import SLICE_ROWS, leave_turn
 
 PAGE_ROWS_MAX = 100_000
 CHUNK_ROWS = 200
@@ -157,7 +157,7 @@ class _ExportReading:
         return await self.context.book_access.resolve_wallet(self.wallet, self._named)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        return self.context.book_turns.turn(self.wallet)
+        return self.context.read_turns.turn("exports", self.wallet)
 
 
 R = TypeVar("R")

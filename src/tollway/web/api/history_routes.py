@@ -33,7 +33,6 @@ from tollway.payments.transaction_lookup import TransactionStatus
 from tollway.registry.metering import list_quantities
 from tollway.web.api.auth_routes import client_address_of, make_x402_wallet_dependency
 from tollway.web.api.context import FindAsset, WalletDependency, WebContext
-from tollway.web.http.book_turns import SLICE_ROWS, leave_turn
 from tollway.web.http.json import find_unknown_members, parse_json_object
 from tollway.web.http.problems import status_of
 from tollway.web.http.query import (
@@ -44,6 +43,7 @@ from tollway.web.http.query import (
     read_query,
     whole_number,
 )
+from tollway.web.http.read_turns import SLICE_ROWS, leave_turn
 
 HISTORY_LIMIT_DEFAULT = 50
 HISTORY_LIMIT_MAX = 200

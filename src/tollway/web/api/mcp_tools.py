@@ -7,7 +7,9 @@ over HTTP. The first MCP request loads this module, because the SDK and the chec
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -56,13 +58,14 @@ from tollway.discovery.tools import (
 )
 from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, TollwayError, refuse
 from tollway.ids import CallId, ListingId
+from tollway.rate_limits.limiter import client_bucket
 from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing, RevisionCache
 from tollway.registry.metering import offer
 from tollway.web.api.context import WebContext
 from tollway.web.api.history_routes import call_json, find_call, history_json, read_history_query
 from tollway.web.api.listing_edits import find_public_listing
-from tollway.web.api.listing_json import quality_json, render_json, words_json
+from tollway.web.api.listing_json import quality_json, render_json, words_json, write_in_slices
 from tollway.web.api.listing_routes import parse_listing_query
 from tollway.web.api.mcp_gateway import McpRequest, make_internal_call
 from tollway.web.api.mcp_payment import Header, collect_payments, is_payment_header
@@ -73,9 +76,6 @@ OPERATIONS_CACHED_MAX = 32
 
 NAME_MAX, FOUND_WORDS_MAX, SHOWN_WORDS_MAX = 120, 300, 4_000
 """The most characters of a listing's name, of its description in a search result, and of its description in `get_api`."""
-
-SEARCHES_AT_ONCE = 2
-"""Searches of agents that run at once, as many as lists (`CATALOG_READS_AT_ONCE`); further ones wait in order of arrival."""
 
 _CONTROL_HEADERS = {
     "paymentTx": "x-payment-tx",
@@ -106,7 +106,6 @@ class McpTools:
 
     def __init__(self, context: WebContext) -> None:
         self._context = context
-        self._search_turns = asyncio.Semaphore(SEARCHES_AT_ONCE)
         self._call_app = ErrorBoundary(context.call_app, public_url=context.public_url, payment_state="held")
         self._operations: RevisionCache[tuple[ApiOperation, ...]] = RevisionCache(OPERATIONS_CACHED_MAX)
         self._tools = {tool.name: tool for tool in GATEWAY_TOOLS}
@@ -122,9 +121,11 @@ class McpTools:
             _check_against(tool.input_schema, invocation.arguments)
             match tool.name:
                 case "search_resources":
-                    return await self._search(invocation.arguments)
+                    async with self._read_turn(invocation):
+                        return await self._search(invocation.arguments)
                 case "get_api":
-                    return await self._get_api(invocation.arguments)
+                    async with self._read_turn(invocation):
+                        return await self._get_api(invocation.arguments)
                 case "list_my_calls":
                     return await self._list_calls(invocation)
                 case _:
@@ -132,16 +133,20 @@ class McpTools:
         except TollwayError as exc:
             return self._problem_result(exc.problem, invocation.mcp_request)
 
+    def _read_turn(self, invocation: ToolInvocation) -> AbstractAsyncContextManager[None]:
+        address = client_bucket(invocation.mcp_request.client_address)
+        return self._context.read_turns.turn("searches", address)
+
     async def _search(self, arguments: Mapping[str, Any]) -> ToolResult:
         words = {"query": "q"}
         pairs = {words.get(name, name): _query_text(value) for name, value in arguments.items()}
         pairs.setdefault("limit", "10")
         query = parse_listing_query(urlencode(pairs).encode())
-        async with self._search_turns:
-            page = await self._context.catalog.search(query)
-            understood = await self._explain(query, page)
+        page = await self._context.catalog.search(query)
+        understood = await self._explain(query, page)
+        write = partial(self._resource, has_match=query.words is not None)
         return list_result(
-            [self._resource(found, has_match=query.words is not None) for found in page.found],
+            await write_in_slices(page.found, write),
             "resources",
             total=page.total,
             **({"totalIsLowerBound": True} if page.is_lower_bound else {}),
@@ -229,7 +234,7 @@ class McpTools:
         raw = urlencode({name: _query_text(value) for name, value in arguments.items()}).encode()
         query = read_history_query(raw, wallet.address)
         now_ms = context.now_ms()
-        async with context.book_turns.turn(wallet.address):
+        async with context.read_turns.turn("books", wallet.address):
             page = await history_json(
                 query, context.call_history, find_asset=context.find_asset, now_ms=now_ms
             )

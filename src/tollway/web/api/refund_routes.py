@@ -23,9 +23,9 @@ from tollway.web.api.history_routes import (
     call_json,
     find_sold_call,
 )
-from tollway.web.http.book_turns import leave_turn
 from tollway.web.http.json import find_unknown_members, parse_json_object
 from tollway.web.http.problems import refuse_fields
+from tollway.web.http.read_turns import leave_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""Limits on what the gateway admits: requests in flight, memory, bytes of buffered request bodies, concurrent reads of the catalog
-and of pages, and rates of sign-in and publishing. The gateway plane and the control plane share `LoadShedder` and `BodyBudget`. No limit reads a request:
+"""Limits on what the gateway admits: requests in flight, memory, bytes of buffered request bodies, and rates of sign-in and
+publishing. The gateway plane and the control plane share `LoadShedder` and `BodyBudget`. No limit reads a request:
 each receives sizes and client addresses.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from limits import RateLimitItemPerHour, RateLimitItemPerMinute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, Problem, describe_rate, refuse
 from tollway.ids import Address
@@ -234,50 +233,6 @@ _ADDRESS_LIMIT = Problem(
     retry_after_s=RETRY_ADDRESS_LIMIT_S,
     payment_state="none",
 )
-
-
-CATALOG_PREFIXES = ("/api/v2/apis", "/api/v2/facets", "/x402/discovery")
-PAGE_PREFIXES = ("/apis/", "/providers/", "/docs", "/status", "/problems", "/signin")
-READ_METHODS = ("GET", "HEAD")
-
-
-class CatalogReadLimit:
-    """Limits concurrent reads of the catalog and of pages for people. A read releases its slot when its response starts: from then on only the client's speed counts."""
-
-    def __init__(self, app: ASGIApp, *, at_once: int) -> None:
-        self._app = app
-        self._semaphore = asyncio.Semaphore(at_once)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not takes_turns(scope):
-            await self._app(scope, receive, send)
-            return
-        is_released = False
-
-        def release_once() -> None:
-            nonlocal is_released
-            if not is_released:
-                is_released = True
-                self._semaphore.release()
-
-        async def send_and_release(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                release_once()
-            await send(message)
-
-        await self._semaphore.acquire()
-        try:
-            await self._app(scope, receive, send_and_release)
-        finally:
-            release_once()
-
-
-def takes_turns(scope: Scope) -> bool:
-    """Whether the request is a read of the catalog or of a public page. By the decoded path, as the router reads it. Pages about books have turns of their own."""
-    if scope["type"] != "http" or scope["method"] not in READ_METHODS:
-        return False
-    path: str = scope["path"]
-    return path == "/" or path.startswith(CATALOG_PREFIXES + PAGE_PREFIXES)
 
 
 class SignInRateLimit:

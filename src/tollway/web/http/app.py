@@ -11,8 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tollway.limits import Limits
 from tollway.observability.telemetry import Metrics
-from tollway.web.http.admission import CatalogReadLimit, LoadShedder
-from tollway.web.http.book_turns import BookReadLimit, BookTurns
+from tollway.web.http.admission import LoadShedder
 from tollway.web.http.middleware import (
     AccessLog,
     BodyLimits,
@@ -27,12 +26,9 @@ from tollway.web.http.middleware import (
 )
 from tollway.web.http.page_response import PrivateResponses
 from tollway.web.http.problems import ChallengeHeaders, ErrorBoundary, RendersProblems, install_handlers
+from tollway.web.http.read_turns import ReadLimit, ReadTurns
 
 GATEWAY_PREFIX = b"/api/v2/gateway/"
-
-CATALOG_READS_AT_ONCE = 2
-"""Lists and documents of listings, and pages, that are built at once, as many as reads of books (`BOOK_READS_AT_ONCE`): one more takes as much of the event
-loop and of the interpreter as a paid call gets. Further reads wait in order of arrival, and paid calls do not wait behind them."""
 
 
 def build_app(
@@ -44,21 +40,20 @@ def build_app(
     clock: Callable[[], float],
     entropy: Callable[[int], bytes],
     shedder: LoadShedder,
-    book_turns: BookTurns | None = None,
+    read_turns: ReadTurns | None = None,
     challenge: ChallengeHeaders | None = None,
     metrics: Metrics | None = None,
     trusted_proxies: Iterable[str] = (),
     problem_pages: RendersProblems | None = None,
 ) -> ASGIApp:
     """Builds the ASGI app of the whole service. `routers` carry their full paths; `clock` is monotonic, in seconds. `problem_pages`: None where the gateway has no pages.
-    `book_turns`: those that other readers of books take too; None: turns of their own."""
+    `read_turns`: those that exports and agents take too; None: turns of their own."""
     control_plane = Starlette(routes=[route for router in routers for route in router.routes])
     control_plane.router.redirect_slashes = False  # the redirect would trust Host
     install_handlers(control_plane, public_url, challenge, problem_pages)
 
     app: ASGIApp = control_plane  # from the inside out:
-    app = CatalogReadLimit(app, at_once=CATALOG_READS_AT_ONCE)
-    app = BookReadLimit(app, turns=BookTurns() if book_turns is None else book_turns)
+    app = ReadLimit(app, turns=ReadTurns() if read_turns is None else read_turns)
     app = RequestHeadCheck(app, limits=limits, public_url=public_url)
     app = OverloadLimit(app, shedder=shedder, public_url=public_url, metrics=metrics)
     app = BodyLimits(app, limits=limits, clock=clock, budget=shedder.bodies)
