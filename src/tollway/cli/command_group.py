@@ -115,7 +115,9 @@ def load_command(path: str) -> TyperCommand:
     row = COMMANDS.get(path)
     module_name, _, name = (row or GROUPS[path]).target.partition(":")
     function = getattr(importlib.import_module(module_name), name)
-    gc.enable()
+    if not gc.isenabled():  # as `main` leaves it
+        gc.freeze()  # what is loaded lives as long as the process: collections need not look at it
+        gc.enable()
     texts = (row.help if row else None, inspect.getdoc(function))
     command = get_command_from_info(
         CommandInfo(
