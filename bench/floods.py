@@ -3,7 +3,8 @@
     python bench/floods.py [--database sqlite|postgresql] [--kinds heads documents …] [--rounds 3] [--seconds 6] [--connections 48]
 
 The gateway has a core of its own; callers, floods, upstream, chain node and PostgreSQL share the other, the floods at a low priority. A flood is that many
-connections from as many addresses of loopback, each of which sends the next request after the last response. No ordinary call may be refused. Writes
+connections from as many addresses of loopback, each of which sends the next request after the last response. No ordinary call may be refused. Beside the time of a call stands the CPU time of the gateway
+meanwhile, which other programs of the machine hardly change. Writes
 `bench/results/floods-<database>.json` and `.md`.
 """
 
