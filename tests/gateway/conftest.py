@@ -1,9 +1,17 @@
-"""Payers of the gateway tests. Each test file has its own `gateway` fixture with the limits that it tests."""
+"""A gateway with the default limits, and its payer. A test file that tests other limits has a `gateway` fixture of its own."""
+
+from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.kit.gateway import InProcessGateway
+from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[InProcessGateway]:
+    async with open_gateway() as it:
+        yield it
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The cache of decisions: each input of `INPUTS` is changed between two calls, and the second call is decided as if nothing were cached."""
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,6 @@ from tollway.registry.listing import Listing, RateLimit
 
 PRICE = 10_000
 AGENT = ("User-Agent", "one")
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway() as opened:
-        yield opened
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,22 +1,15 @@
 """A key that names no call needs no body, so a closed listing does not read it."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
+from tests.kit.gateway import NOW_MS, InProcessGateway
 from tests.kit.payer import Payer
 from tests.kit.waits import until
 
 KEY = ("Idempotency-Key", "k1")
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway() as gateway:
-        yield gateway
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 however far the network's blocks lag behind the gateway's clock. A payment from before the payee is a 409 without terms.
 """
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.chain import Transaction, transfer_log
-from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, TOKEN, InProcessGateway, open_gateway
+from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, TOKEN, InProcessGateway
 from tests.kit.ledger_records import operator_origin
 from tollway.chain.nodes import read_head_times
 from tollway.ids import Address, TxHash, keccak256
@@ -58,12 +56,6 @@ class LaggingNetwork:
 
     async def show(self, tx_hash: TxHash) -> Exchange:
         return await self.gateway.ask(headers=self.gateway.plain_proof(tx_hash))
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway() as small:
-        yield small
 
 
 @pytest.fixture

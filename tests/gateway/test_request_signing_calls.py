@@ -1,14 +1,14 @@
 """On every rail, the forwarded request has the gateway's signature over the sent bytes, and no signature header from anywhere else."""
 
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
 import pytest
 from pydantic_core import to_json
 
-from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
+from tests.kit.gateway import PUBLIC_URL, InProcessGateway
 from tests.kit.mcp import QUOTES, mcp_context, mcp_request
 from tests.kit.payer import KeyWallet, Payer
 from tests.kit.upstream import Arrived, hang_up, plain
@@ -42,12 +42,6 @@ class Provider:
 
     def judge_last(self) -> Forwarded:
         return self.verify(self.gateway.upstream.arrived[-1])
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway() as small:
-        yield small
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """A version of the terms has a price only for calls that it would have served, on every rail. An edit between quote and call does not
 raise the price of the quoted call."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
+from tests.kit.gateway import NOW_MS, InProcessGateway
 from tests.kit.payer import CHAIN, Payer
 from tollway.ids import ChainId
 from tollway.ledger.records import Dialect
@@ -140,12 +139,6 @@ def table(stories: dict[str, Story]) -> Any:
 
 
 dialects = pytest.mark.parametrize("dialect", list(Dialect))
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway() as small:
-        yield small
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """A call that runs again costs the price of its claim: `Tollway-Max-Price` is compared with that price, on every rail."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import PAY_TO, HeaderPairs, InProcessGateway, open_gateway
+from tests.kit.gateway import PAY_TO, HeaderPairs, InProcessGateway
 from tests.kit.payer import Payer
 from tests.kit.upstream import hang_up, plain
 from tollway.ids import Address
@@ -20,12 +19,6 @@ TARGET = "/quote?x=1"
 
 def most(price: str) -> tuple[str, str]:
     return "Tollway-Max-Price", price
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway() as small:
-        yield small
 
 
 async def lose(gateway: InProcessGateway, proof: HeaderPairs, *, price: str, later: str) -> Exchange:

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.kit.gateway import NOW_MS, PUBLIC_URL, InProcessGateway, open_gateway
+from tests.kit.gateway import NOW_MS, PUBLIC_URL, InProcessGateway
 from tests.kit.mcp import QUOTES, mcp_context, mcp_request, pay_x402
 from tests.kit.metered_gateway import TOTAL_TOKENS, make_metering
 from tests.kit.payer import KeyWallet
@@ -24,12 +23,6 @@ from tollway.web.http.read_turns import READS_AT_ONCE, ReadTurns
 
 ASSET = {"asset": "ETH"}
 JSON = "Content-Type: application/json"
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway() as small:
-        yield small
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from x402.schemas import PaymentRequired
 from x402.schemas.v1 import PaymentRequiredV1
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import NOW_MS, PUBLIC_URL, USDC, InProcessGateway, open_gateway
+from tests.kit.gateway import NOW_MS, PUBLIC_URL, USDC, InProcessGateway
 from tests.kit.metering import TOKENS, TOKENS_IN_WORDS, sample_metering
 from tests.kit.payer import CHAIN, decode_header, read_challenge
 from tollway.chain.networks import PRESETS
@@ -27,12 +27,6 @@ URL = f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
 UNSUPPORTED = ("PAYMENT-SIGNATURE", base64.b64encode(b'{"x402Version":3}').decode())
 """A valid payment that this gateway does not accept: 402 with terms."""
 V1_UNKNOWN = ChainId(11_155_111)  # a network without a name in version 1
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway() as small:
-        yield small
 
 
 def required(answer: Exchange) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """Where HTML replaces a JSON problem: a table of clients, real headers of each, at gateway calls and at paths without a page."""
 
 import re
-from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import InProcessGateway, open_gateway
+from tests.kit.gateway import InProcessGateway
 from tests.kit.pages import BROWSER
 from tests.kit.upstream import plain as upstream_answer
 from tollway.money import Price
@@ -96,12 +95,6 @@ def test_only_a_browser_that_navigates_is_shown_html(method: str) -> None:
 def test_a_request_with_a_proof_is_no_navigation() -> None:
     requests = {name: {"method": "GET", "headers": [*CHROMIUM, (name, b"x")]} for name in PROOFS}
     assert [name for name, scope in requests.items() if is_navigation(scope)] == []
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway() as gateway:
-        yield gateway
 
 
 def text_of(sent: Headers) -> list[tuple[str, str]]:

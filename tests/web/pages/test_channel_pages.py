@@ -2,13 +2,10 @@
 
 import csv
 import io
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
 from tests.kit.ledger_channels import buy, config_of, end_call, facts_of, open_call, reread
-from tests.kit.signed_in import NOW_MS, READER, SELLER, TEXTS, USDC, SignedInHarness, open_signed_in
+from tests.kit.signed_in import NOW_MS, READER, SELLER, TEXTS, USDC, SignedInHarness
 from tollway.ids import keccak256
 from tollway.ledger.channels import Channel
 from tollway.ledger.ledger import Claim
@@ -16,12 +13,6 @@ from tollway.ledger.records import CallState
 
 PRICE_UNITS = 10_000
 DEPOSIT_UNITS = 100_000
-
-
-@pytest.fixture
-async def harness() -> AsyncIterator[SignedInHarness]:
-    async with open_signed_in() as harness:
-        yield harness
 
 
 async def open_sold(harness: SignedInHarness, name: str = "channel") -> Channel:

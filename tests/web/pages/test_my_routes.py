@@ -2,7 +2,6 @@
 
 import csv
 import re
-from collections.abc import AsyncIterator
 from html import unescape
 from io import StringIO
 from typing import Any
@@ -25,7 +24,6 @@ from tests.kit.signed_in import (
     THIRD,
     USDC,
     SignedInHarness,
-    open_signed_in,
 )
 from tollway.errors import Code
 from tollway.identity.page_sessions import USE_INTERVAL_MS
@@ -40,13 +38,6 @@ from tollway.web.api.viewer_routes import read_until
 from tollway.web.http.query import parse_time
 from tollway.web.pages.my_routes import choose_destination, end_of_day, suggest_until
 from tollway.web.pages.page_session import PAGE_COOKIE, make_form_token
-
-
-@pytest.fixture
-async def harness() -> AsyncIterator[SignedInHarness]:
-    async with open_signed_in() as harness:
-        yield harness
-
 
 # ---- The way in and out.
 

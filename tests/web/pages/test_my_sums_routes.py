@@ -1,7 +1,6 @@
 """`/my` and `/my/spending`: what the pages show equals the sums of `/api/v2`, by asset, for the reader and for wallets that have named it."""
 
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from decimal import Decimal
 
@@ -25,12 +24,6 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.web.http.query import parse_time
 from tollway.web.pages.my_sums_routes import start_of_month
 from tollway.web.pages.my_sums_views import SUM_ROWS_MAX
-
-
-@pytest.fixture
-async def harness() -> AsyncIterator[SignedInHarness]:
-    async with open_signed_in() as harness:
-        yield harness
 
 
 def rows_of(text: str) -> list[list[str]]:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from tests.kit.chain import Transaction, transfer_log
 from tests.kit.ledger_records import claim_on, close_of, new_payment, tx_hash
 from tests.kit.listings import sample_listing
 from tests.kit.pages import RULES
-from tests.kit.signed_in import READER, SELLER, THIRD, USDC, SignedInHarness, open_signed_in
+from tests.kit.signed_in import READER, SELLER, THIRD, USDC, SignedInHarness
 from tollway.ids import Address, CallId, ListingId, TxHash
 from tollway.ledger.ledger import Claimed
 from tollway.ledger.records import CallState
@@ -21,12 +20,6 @@ from tollway.ledger.refunds import credit_hash
 ROUTE = "/my/calls/{call_id}/refund"
 PRICE = 10_000
 FORM = "Refund this call"
-
-
-@pytest.fixture
-async def harness() -> AsyncIterator[SignedInHarness]:
-    async with open_signed_in() as harness:
-        yield harness
 
 
 async def charge(harness: SignedInHarness, name: str = "paid", *, pay_to: Address = SELLER.address) -> CallId:
