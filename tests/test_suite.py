@@ -113,8 +113,7 @@ DRAWS = re.compile(
 """A draw from a generator that has no seed, or a property test that decides about its own seed."""
 DRAWN_BY = {
     "conftest.py": "the profiles of the property tests",
-    "kit/budget_history.py": "the steps of a history, from its seed",
-    "kit/channel_history.py": "the steps of a history, from its seed",
+    "kit/ledger_history.py": "the steps of a history, from its seed",
     "kit/ports.py": "a free port",
     "long/torture/conftest.py": "the seed of the long form, which is printed",
     "test_suite.py": "the pattern itself",

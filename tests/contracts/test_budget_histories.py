@@ -6,19 +6,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contracts.conftest import Ledgers
-from tests.kit.budget_history import KINDS, BudgetHistory, Step, draw_steps
+from tests.kit.budget_history import KINDS, BudgetHistory
 from tests.kit.clocks import Clock
+from tests.kit.ledger_history import Step, draw_steps
 from tests.kit.ledger_records import NOW_MS
 
 HISTORIES = 8
+LENGTH = 80
 
-STEPS = st.lists(st.builds(Step, st.sampled_from(KINDS), st.integers(0, 999)), max_size=80)
+STEPS = st.lists(st.builds(Step, st.sampled_from(KINDS), st.integers(0, 999)), max_size=LENGTH)
 
 
 async def run_in_memory(steps: list[Step]) -> None:
     ledgers = Ledgers(None, Clock(NOW_MS))
     both = [await ledgers.gateway("one"), await ledgers.gateway("two")]
-    await BudgetHistory([both], [ledgers], "budget").run(steps)
+    await BudgetHistory(ledgers=[both], clocks=[ledgers], name="budget").run(steps)
 
 
 @given(STEPS)
@@ -34,8 +36,8 @@ async def test_each_ledger_equals_the_model(ledgers: Ledgers) -> None:
         both = (model, ledgers)
         gateways = [[await one.gateway(f"{name} {seed}") for name in ("one", "two")] for one in both]
         await ledgers.set_clocks(NOW_MS, *gateways[1])
-        history = BudgetHistory(gateways, both, f"history {seed}")
-        await history.run(draw_steps(seed))
+        history = BudgetHistory(ledgers=gateways, clocks=both, name=f"history {seed}")
+        await history.run(draw_steps(seed, KINDS, length=LENGTH))
         granted, refused = granted + history.granted, refused + history.refused
     assert granted > HISTORIES
     assert refused > HISTORIES

@@ -3,20 +3,17 @@ is applied to every given ledger, and all of them must give the same outcome; th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
-from tests.contracts.test_metered_calls import METERING, usage_of
 from tests.kit.budgets import policy_of, store
+from tests.kit.ledger_history import LedgerHistory, Run, Step, equal
 from tests.kit.ledger_records import (
     NOW_MS,
     authorization_of,
     authorized_claim,
     claim_on,
     close_of,
-    finish_of,
     transfer_in,
-    wait_finished,
 )
 from tests.kit.ledger_steps import pay
 from tollway.ids import Address, keccak256
@@ -26,20 +23,8 @@ from tollway.ledger.records import CallState
 from tollway.money import format_decimal
 from tollway.spending_policy import LIMITS
 
-Gateways = Sequence[Any]
-"""The gateways of one ledger."""
-
-AUDITED_EACH = 10
 CURRENCIES = ("USDC", "USDC", "USDC", "EURC")
 LEAPS_MS = (60_000, 1_800_000, 3_600_000, 86_400_000, 31 * 86_400_000, -7_200_000)
-NANO_PER_UNIT = 1_000
-
-
-class Step(NamedTuple):
-    kind: str
-    number: int
-
-
 KINDS = (
     *("claim", "stream", "authorize") * 4,
     *("end", "end", "measure") * 4,
@@ -48,30 +33,13 @@ KINDS = (
 )
 
 
-def draw_steps(seed: int, *, length: int = 80) -> list[Step]:
-    random = Random(seed)
-    return [Step(random.choice(KINDS), random.randrange(1_000)) for _ in range(length)]
-
-
 @dataclass(slots=True, kw_only=True)
-class Run:
-    """A call that may still change. `owner`: the number of the gateway that runs it."""
-
-    claim: Claim
-    owner: int
-    epoch: int = 1
-
-
-@dataclass(slots=True)
-class BudgetHistory:
+class BudgetHistory(LedgerHistory):
     """`clocks`: of each ledger, which a step sets together. `granted`, `refused`: claims."""
 
-    ledgers: Sequence[Gateways]
     clocks: Sequence[Any]
-    name: str
     now_ms: int = NOW_MS
     nonce: int = 0
-    runs: dict[str, Run] = field(default_factory=dict)
     payments: list[list[Any]] = field(default_factory=list)
     granted: int = 0
     refused: int = 0
@@ -90,11 +58,7 @@ class BudgetHistory:
             self.payments.append(
                 [await pay(gateways[0], 10**6, f"{self.name} {agent}", payer=agent) for agent in self.agents]
             )
-        for number, step in enumerate([Step("policy", 0), Step("accept", 0), *steps]):
-            await getattr(self, f"_{step.kind}")(step.number)
-            await self.check(f"{self.name}, step {number}: {step}")
-            if number % AUDITED_EACH == 0:
-                await self.audit()
+        await self.walk([Step("policy", 0), Step("accept", 0), *steps])
         await self.audit()
 
     # ---- Policies.
@@ -109,7 +73,7 @@ class BudgetHistory:
         fields: dict[str, Any] = {"owner": owner, "agent": agent, "currency": currency, **limits}
         fields["not_after"] = NOW_MS // 1000 + 20 * 365 * 86_400
         policy = policy_of(nonce=self.nonce, **fields)
-        self._equal([await store(gateways[number % 2], policy, self.now_ms) for gateways in self.ledgers])
+        equal([await store(gateways[number % 2], policy, self.now_ms) for gateways in self.ledgers])
 
     async def _accept(self, number: int) -> None:
         owner, agent = self._pair(number)
@@ -144,9 +108,6 @@ class BudgetHistory:
         claim = claim_on(self.payments[0][agent], price, currency=currency, **fields)
         await self._open(claim, number, agent=agent)
 
-    async def _stream(self, number: int) -> None:
-        await self._claim(number, price_units=20, price="0.00002", metering=METERING)
-
     async def _authorize(self, number: int) -> None:
         authorization = authorization_of(
             1 + number % 50, payer=self.agents[0], valid_before=self.now_ms // 1000 + 300
@@ -161,10 +122,7 @@ class BudgetHistory:
             claim if agent is None else replace(claim, payment_id=payments[agent].id)
             for payments in self.payments
         ]
-        outcomes = [
-            await gateways[number % 2].claim(one) for gateways, one in zip(self.ledgers, claims, strict=True)
-        ]
-        self._equal(outcomes)
+        outcomes = equal(await self._claim_each(claims, number % 2))
         if not isinstance(outcomes[0], Claimed):
             self.refused += 1
             return
@@ -192,27 +150,8 @@ class BudgetHistory:
 
     async def _end(self, number: int) -> None:
         run = await self._find(CallState.FORWARDING, number)
-        if run is None:
-            return
-        after = (CallState.CONSUMED, CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN)[number % 4]
-        if run.claim.authorization is not None and after is CallState.CONSUMED:
-            after = CallState.RELEASED
-        fields: dict[str, Any] = {"epoch": run.epoch, "is_metered": run.claim.metering is not None}
-        if after is CallState.UNKNOWN:
-            fields["upstream_status"] = None
-        if run.claim.metering is not None and after is CallState.CONSUMED and number % 3 == 0:
-            fields["finish"] = finish_of(run.claim, epoch=run.epoch, usage=usage_of(number % 20))
-        await self._each(run.owner, "close", close_of(run.claim, after, **fields))
-
-    async def _measure(self, number: int) -> None:
-        for run in self.runs.values():
-            record = await self.ledgers[0][0].find_call(run.claim.call_id)
-            if record.is_unmeasured:
-                finish = finish_of(run.claim, epoch=run.epoch, usage=usage_of(number % 20))
-                for gateways in self.ledgers:
-                    gateways[run.owner].finish(finish)
-                    await wait_finished(gateways[0], run.claim.call_id)
-                return
+        if run is not None:
+            await self._close(run, number, paid_by_chain=CallState.RELEASED)
 
     async def _resolve(self, number: int) -> None:
         run = await self._find(CallState.UNKNOWN, number)
@@ -221,13 +160,7 @@ class BudgetHistory:
             await self._each(number % 2, "resolve", run.claim.call_id, outcome, now_ms=self.now_ms)
 
     async def _reopen(self, number: int) -> None:
-        run = await self._find(CallState.UNKNOWN, number)
-        if run is None or run.claim.authorization is not None:
-            return
-        owner = number % 2
-        outcomes = await self._each(owner, "reopen", run.claim.call_id, epoch=run.epoch, now_ms=self.now_ms)
-        if isinstance(outcomes[0], Claimed):
-            run.epoch, run.owner = run.epoch + 1, owner
+        await self._open_again(await self._find(CallState.UNKNOWN, number), number % 2, now_ms=self.now_ms)
 
     async def _settle(self, number: int) -> None:
         run = await self._find(CallState.FORWARDING, number, is_authorized=True)
@@ -243,16 +176,6 @@ class BudgetHistory:
             await self._each(run.owner, "conclude", run.claim.call_id, transfer=transfer, **options)
 
     # ---- What holds after each step.
-
-    def _equal(self, outcomes: list[Any]) -> list[Any]:
-        assert outcomes == [outcomes[0]] * len(outcomes)
-        return outcomes
-
-    async def _each(self, owner: int, method: str, *values: Any, **options: Any) -> list[Any]:
-        """Calls a method of that gateway of each ledger."""
-        return self._equal(
-            [await getattr(gateways[owner], method)(*values, **options) for gateways in self.ledgers]
-        )
 
     async def _find(self, state: CallState, number: int, *, is_authorized: bool = False) -> Run | None:
         found = []
@@ -273,7 +196,3 @@ class BudgetHistory:
         ]
         for number, one in enumerate(listed):
             assert one == listed[0], (where, number)
-
-    async def audit(self) -> None:
-        for gateways in self.ledgers:
-            assert (await gateways[0].audit()).wrong == ()

@@ -3,10 +3,8 @@ them must give the same outcome; the laws of `ledger.channels` hold after each."
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
-from tests.contracts.test_metered_calls import METERING, usage_of
 from tests.kit.ledger_channels import (
     COLLECTOR,
     OPENED_BLOCK,
@@ -15,32 +13,14 @@ from tests.kit.ledger_channels import (
     facts_of,
     voucher_claim,
 )
-from tests.kit.ledger_records import (
-    CHAIN,
-    NOW_MS,
-    close_of,
-    finish_of,
-    new_payment,
-    transfer_in,
-    tx_hash,
-    wait_finished,
-)
+from tests.kit.ledger_history import Gateways, LedgerHistory, Run, Step
+from tests.kit.ledger_records import CHAIN, NOW_MS, close_of, finish_of, new_payment, transfer_in, tx_hash
 from tollway.ids import keccak256
 from tollway.ledger.channels import Channel, ChannelFacts, ChannelState, claimable_units
 from tollway.ledger.ledger import Claim, Claimed
 from tollway.ledger.records import CallRecord, CallState
 
-Gateways = Sequence[Any]
-"""The gateways of one ledger."""
-
-AUDITED_EACH = 10
 OPEN = (CallState.FORWARDING, CallState.SETTLING, CallState.UNKNOWN)
-
-
-class Step(NamedTuple):
-    kind: str
-    number: int
-
 
 KINDS = (
     *("claim", "end") * 6,
@@ -49,11 +29,6 @@ KINDS = (
     *("renew", "resolve", "reopen", "cut"),
     *("stale", "withdraw", "claim_on_chain", "leave", "come_back", "move"),
 )
-
-
-def draw_steps(seed: int, *, length: int = 60) -> list[Step]:
-    random = Random(seed)
-    return [Step(random.choice(KINDS), random.randrange(1_000)) for _ in range(length)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,18 +43,7 @@ class ChainDeposit:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
-    """A call that may still change. `owner`: the number of the gateway that runs it."""
-
-    claim: Claim
-    owner: int
-    epoch: int = 1
-
-
-@dataclass(slots=True)
-class ChannelHistory:
-    ledgers: Sequence[Gateways]
-    name: str
+class ChannelHistory(LedgerHistory):
     channels: list[Channel] = field(default_factory=list)
     head: int = OPENED_BLOCK
     first_balance: int = 200
@@ -87,7 +51,6 @@ class ChannelHistory:
     total_claimed: int = 0
     is_withdrawing: bool = False
     deposits: list[ChainDeposit] = field(default_factory=list)
-    runs: dict[str, Run] = field(default_factory=dict)
     announced: int = 0
 
     async def run(self, steps: Sequence[Step]) -> None:
@@ -103,11 +66,7 @@ class ChannelHistory:
                     now_ms=NOW_MS,
                 )
             )
-        for number, step in enumerate(steps):
-            await getattr(self, f"_{step.kind}")(step.number)
-            await self.check(f"{self.name}, step {number}: {step}")
-            if number % AUDITED_EACH == 0:
-                await self.audit()
+        await self.walk(steps)
         await self._settle_all()
         await self.audit()
 
@@ -173,9 +132,6 @@ class ChannelHistory:
         claim = voucher_claim(channel, price, ceiling=ceiling, **fields)
         await self._open(claim, number % 2)
 
-    async def _stream(self, number: int) -> None:
-        await self._claim(number, price_units=20, price="0.00002", metering=METERING)
-
     async def _deposit(self, number: int) -> None:
         channel = (await self._read())[0]
         claim = deposit_claim(channel, 60 + number, 1 + number % 50, method="GET" if number % 2 else "POST")
@@ -187,9 +143,7 @@ class ChannelHistory:
             claim if claim.payment_id is None else replace(claim, payment_id=channel.payment_id)
             for channel in self.channels
         ]
-        outcomes = [
-            await gateways[owner].claim(one) for gateways, one in zip(self.ledgers, claims, strict=True)
-        ]
+        outcomes = await self._claim_each(claims, owner)
         assert len({type(one) for one in outcomes}) == 1, outcomes
         is_granted = isinstance(outcomes[0], Claimed)
         if is_granted:
@@ -199,29 +153,8 @@ class ChannelHistory:
 
     async def _end(self, number: int) -> None:
         run = await self._find(CallState.FORWARDING)
-        if run is None:
-            return
-        is_deposit = run.claim.authorization is not None
-        after = (CallState.CONSUMED, CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN)[number % 4]
-        if is_deposit and after is CallState.CONSUMED:
-            after = CallState.UNKNOWN
-        fields: dict[str, Any] = {"epoch": run.epoch, "is_metered": run.claim.metering is not None}
-        if after is CallState.UNKNOWN:
-            fields["upstream_status"] = None
-        if run.claim.metering is not None and after is CallState.CONSUMED and number % 3 == 0:
-            fields["finish"] = finish_of(run.claim, epoch=run.epoch, usage=usage_of(number % 20))
-        close = close_of(run.claim, after, **fields)
-        await self._each(run.owner, "close", close)
-
-    async def _measure(self, number: int) -> None:
-        for run in self.runs.values():
-            record = await self.ledgers[0][0].find_call(run.claim.call_id)
-            if record.is_unmeasured:
-                finish = finish_of(run.claim, epoch=run.epoch, usage=usage_of(number % 20))
-                for gateways in self.ledgers:
-                    gateways[run.owner].finish(finish)
-                    await wait_finished(gateways[0], run.claim.call_id)
-                return
+        if run is not None:
+            await self._close(run, number, paid_by_chain=CallState.UNKNOWN)
 
     async def _cut(self, number: int) -> None:
         run = await self._find(CallState.CONSUMED)
@@ -231,12 +164,7 @@ class ChannelHistory:
 
     async def _reopen(self, number: int) -> None:
         run = await self._find(CallState.UNKNOWN if number % 2 else CallState.CONSUMED)
-        if run is None or run.claim.authorization is not None:
-            return
-        owner = number % 2
-        outcomes = await self._each(owner, "reopen", run.claim.call_id, epoch=run.epoch, now_ms=NOW_MS)
-        if isinstance(outcomes[0], Claimed):
-            run.epoch, run.owner = run.epoch + 1, owner
+        await self._open_again(run, number % 2, now_ms=NOW_MS)
 
     async def _resolve(self, number: int) -> None:
         run = await self._find(CallState.UNKNOWN)
@@ -339,12 +267,6 @@ class ChannelHistory:
 
     # ---- What holds after each step.
 
-    async def _each(self, owner: int, method: str, *values: Any, **options: Any) -> list[Any]:
-        """Calls a method of that gateway of each ledger."""
-        outcomes = [await getattr(gateways[owner], method)(*values, **options) for gateways in self.ledgers]
-        assert outcomes == [outcomes[0]] * len(outcomes)
-        return outcomes
-
     async def _find(self, state: CallState) -> Run | None:
         for run in reversed(self.runs.values()):
             if (await self.ledgers[0][0].find_call(run.claim.call_id)).state is state:
@@ -384,10 +306,6 @@ class ChannelHistory:
         assert channel.candidate is None or channel.announced <= channel.candidate.ceiling, where
         if not held:
             assert channel.taken_units <= channel.balance_units, where
-
-    async def audit(self) -> None:
-        for gateways in self.ledgers:
-            assert (await gateways[0].audit()).wrong == ()
 
     async def _settle_all(self) -> None:
         """At the end each call that the chain pays is paid: nothing lacks that the balance covers."""
