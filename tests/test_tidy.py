@@ -63,7 +63,7 @@ LONG_FUNCTIONS: dict[str, int] = {}
 LONG_FILES: dict[str, str] = {
     "client/client.py": "the client, in one class for both kinds of code: what it offers, in the order in which a program uses it",
     "ledger/ledger.py": "the ports of the ledger and their records: one promise for the SQL, the model and every reader",
-    "client/records.py": "one record for each response of the gateway, and the one reader of all of them",
+    "client/records.py": "one record for each response of the gateway",
     "client/store.py": "the one file of a wallet: its payments, its authorisations and its keys share a budget and each transaction",
     "web/calls/gateway_app.py": "the ASGI application of calls: one request, its response and its stream",
     "ledger/claims.py": "what a claim is and whether it is granted, on every rail, in one order",
@@ -109,6 +109,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "chain/test_rpc.py": ("chain/port.py",),
     "cli/test_operator_backups.py": ("cli/run_records.py", "storage/operator/backup.py"),
     "client/test_client.py": ("client/control.py", "client/errors.py"),
+    "client/test_records.py": ("client/record_reader.py",),
     "cli/test_refund.py": ("client/refund_transfer.py",),
     "client/test_flow.py": (
         "client/call_io.py",

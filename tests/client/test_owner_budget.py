@@ -8,7 +8,8 @@ import pytest
 
 from tests.client.conftest import API, PRICE, do, sums
 from tollway.client import CannotPay, GatewayRefused, GatewayResponseInvalid, NotPaid, PolicyExceeded
-from tollway.client.records import LimitLeft, WalletBudget, read_record
+from tollway.client.record_reader import read_record
+from tollway.client.records import LimitLeft, WalletBudget
 
 OWNER, OTHER = "0x" + "a1" * 20, "0x" + "a2" * 20
 RESET = datetime(2026, 11, 23, tzinfo=UTC)

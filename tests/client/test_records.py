@@ -9,6 +9,7 @@ import pytest
 from tests.kit.listings import show_listing
 from tollway.client import records
 from tollway.client.errors import FieldProblem, GatewayProblem, GatewayRefused, GatewayResponseInvalid
+from tollway.client.record_reader import read_record
 from tollway.client.records import (
     CallPage,
     DeliveryPage,
@@ -24,7 +25,6 @@ from tollway.client.records import (
     WebhookList,
     WebhookStatus,
     read_agent_document,
-    read_record,
 )
 
 LISTED = {

@@ -9,7 +9,8 @@ import typer
 from tollway.cli.inputs import Caller, caller_command, read_moment, read_wallet
 from tollway.cli.output import print_foot, print_line
 from tollway.client import requests
-from tollway.client.records import BudgetList, WalletBudget, read_record
+from tollway.client.record_reader import read_record
+from tollway.client.records import BudgetList, WalletBudget
 from tollway.client.safe_text import format_value
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address

@@ -47,6 +47,7 @@ from tollway.client.response_rules import (
     REPEAT_CODES,
     CallResult,
     RepeatWait,
+    build_call_held,
     is_chain_away,
     is_key_used,
     quote_refusal,
@@ -381,16 +382,9 @@ def _build_used(submission: _Submission, response: GatewayResponse) -> CallerFai
 def _build_held(
     submission: _Submission, response: GatewayResponse, detail: str | None = None, *, retryable: bool = True
 ) -> CallHeld:
-    problem = response.problem or {}
-    call_id = problem.get("callId") or response.headers.get("tollway-call-id")
-    call_url = problem.get("call")
-    return CallHeld(
-        f"{detail or read_detail(response)} {_advise_lookup(submission.authorization)}",
-        transaction=None,
-        call_id=str(call_id) if call_id else None,
-        call_url=str(call_url) if call_url else None,
-        is_retryable=retryable and (submission.is_repeatable or not submission.is_doubtful),
-    )
+    is_retryable = retryable and (submission.is_repeatable or not submission.is_doubtful)
+    words = f"{detail or read_detail(response)} {_advise_lookup(submission.authorization)}"
+    return build_call_held(response, words, is_retryable=is_retryable)
 
 
 def _advise_repeat(authorization: SignedAuthorization) -> str:

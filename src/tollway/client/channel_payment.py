@@ -63,6 +63,7 @@ from tollway.client.quote import ATTO_DECIMALS
 from tollway.client.response_rules import (
     CallResult,
     RepeatWait,
+    build_call_held,
     is_chain_away,
     quote_refusal,
     read_detail,
@@ -494,16 +495,9 @@ def _refuse_correction(corrected: _Corrected, why: str) -> PaymentRefused:
 def _build_held(
     submission: _VoucherSubmission, response: GatewayResponse, *, retryable: bool = True
 ) -> CallHeld:
-    problem = response.problem or {}
-    call_id = problem.get("callId") or response.headers.get("tollway-call-id")
-    call_url = problem.get("call")
-    return CallHeld(
-        f"{read_detail(response)} {_advise_repeat(submission)}",
-        transaction=None,
-        call_id=str(call_id) if call_id else None,
-        call_url=str(call_url) if call_url else None,
-        is_retryable=retryable and (submission.is_repeatable or not submission.is_doubtful),
-    )
+    is_retryable = retryable and (submission.is_repeatable or not submission.is_doubtful)
+    words = f"{read_detail(response)} {_advise_repeat(submission)}"
+    return build_call_held(response, words, is_retryable=is_retryable)
 
 
 def _advise_repeat(submission: _VoucherSubmission) -> str:

@@ -13,6 +13,7 @@ from tollway.client import requests
 from tollway.client.call_io import ControlRequest, ControlResponse
 from tollway.client.errors import GatewayRefused
 from tollway.client.quote import parse_amount
+from tollway.client.record_reader import read_record
 from tollway.client.records import (
     AgentDocument,
     BookViewer,
@@ -39,7 +40,6 @@ from tollway.client.records import (
     WebhookStatus,
     read_agent_document,
     read_receipt,
-    read_record,
 )
 from tollway.client.requests import GatewayDocument, named_options, read_document
 from tollway.errors import Code

@@ -297,7 +297,7 @@ async def _wait_for(io: CallIo, busy: CreditHeld, waited_s: float, rules: CallRu
     retry_after_s = busy.response.retry_after_s
     pause_s = RETRY_AFTER_S if retry_after_s is None else max(1, retry_after_s)
     if waited_s + pause_s > rules.patience.wait_s:
-        raise build_call_held(busy.transfer, busy.response)
+        raise build_call_held(busy.response, transaction=busy.transfer.tx_hash)
     await io.sleep(pause_s)
     return waited_s + pause_s
 
@@ -441,11 +441,8 @@ async def _call_with(io: CallIo, transfer: Transfer, rules: CallRules) -> Paymen
         return None
     sent = await _send_signed(io, transfer, rules)
     if sent.is_doubtful and not names_outcome(sent.response):
-        raise build_call_held(
-            transfer,
-            sent.response,
-            f"The call was sent, and it is unknown whether it was served. {advise_lookup(transfer)}",
-        )
+        words = f"The call was sent, and it is unknown whether it was served. {advise_lookup(transfer)}"
+        raise build_call_held(sent.response, words, transaction=transfer.tx_hash)
     return await decide_outcome(io, transfer, sent.response)
 
 

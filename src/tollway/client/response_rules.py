@@ -21,6 +21,7 @@ from tollway.client.errors import CallHeld, PaymentPending, PolicyExceeded, Pric
 from tollway.client.quote import parse_amount, read_missing
 from tollway.client.transfer import InsufficientCredit, Patience
 from tollway.errors import Code
+from tollway.ids import TxHash
 
 REPEAT_CODES = frozenset(
     {
@@ -140,7 +141,7 @@ async def decide_outcome(io: CallIo, transfer: Transfer, response: GatewayRespon
     code = response.code
     if code == Code.PAYMENT_ALREADY_USED.value:
         if is_key_used(response):
-            raise build_call_held(transfer, response)
+            raise build_call_held(response, transaction=transfer.tx_hash)
         if (response.problem or {}).get("paymentState") == "held":  # it may become credit again
             return CreditHeld(transfer=transfer, response=response)
         served = await io.count_served_calls(transfer.tx_hash)
@@ -161,7 +162,7 @@ async def decide_outcome(io: CallIo, transfer: Transfer, response: GatewayRespon
         await io.record_transfer_state(transfer.tx_hash, TransferState.CONFIRMED, is_served=True)
         return CallResult(response=response, transfer=transfer)
     if _is_held(response) or code == Code.NONCE_REUSED.value:
-        raise build_call_held(transfer, response)
+        raise build_call_held(response, transaction=transfer.tx_hash)
     if code in REPEAT_CODES or code == Code.PAYMENT_HELD.value:
         raise PaymentPending(
             f"{quote_refusal(response)} {advise_repeat(transfer)}",
@@ -220,15 +221,23 @@ def _is_held(response: GatewayResponse) -> bool:
     return is_held and not is_passing and response.code != Code.PAYMENT_HELD.value
 
 
-def build_call_held(transfer: Transfer, response: GatewayResponse, detail: str | None = None) -> CallHeld:
+def build_call_held(
+    response: GatewayResponse,
+    detail: str | None = None,
+    *,
+    transaction: TxHash | None = None,
+    is_retryable: bool = False,
+) -> CallHeld:
+    """The failure of a call that holds its price, with the call that the response names. `detail`: instead of that of the response."""
     problem = response.problem or {}
     call_id = problem.get("callId") or response.headers.get("tollway-call-id")
     call_url = problem.get("call")
     return CallHeld(
         detail or read_detail(response),
-        transaction=transfer.tx_hash,
+        transaction=transaction,
         call_id=str(call_id) if call_id else None,
         call_url=str(call_url) if call_url else None,
+        is_retryable=is_retryable,
     )
 
 

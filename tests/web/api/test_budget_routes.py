@@ -12,7 +12,8 @@ from tests.kit.routes import NOW_MS, PUBLIC_URL, RouteHarness
 from tests.model.ledger import MemoryLedger
 from tollway.chain.networks import ChainRules
 from tollway.chain.signer import derive_address, sign_digest
-from tollway.client.records import BudgetList, WalletBudget, read_record
+from tollway.client.record_reader import read_record
+from tollway.client.records import BudgetList, WalletBudget
 from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset

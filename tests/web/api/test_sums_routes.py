@@ -11,7 +11,8 @@ from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, USDC
 from tests.kit.routes import NamedBooks, authenticate_as, make_app, make_context, open_client
 from tests.kit.stores import InlineDatabase
-from tollway.client.records import SalesReport, SpendingReport, read_record
+from tollway.client.record_reader import read_record
+from tollway.client.records import SalesReport, SpendingReport
 from tollway.ids import Address, ChainId
 from tollway.ledger.channels import ChannelMoney
 from tollway.ledger.sales import CLOSE_DELAY_MS, DAY_MS, HOUR_MS, floor_to
