@@ -163,7 +163,7 @@ def _print_status(listing: Mapping[str, Any]) -> None:
 
 
 def _describe_status(listing: Mapping[str, Any]) -> str:
-    """The status after an edit, and the suspension by the operator, which refuses all calls whatever the status is."""
+    """The status after an edit, and the suspension by the operator, which refuses all calls at any status."""
     name, status = format_value(listing.get("name")), format_value(listing.get("status"))
     suspension = listing.get("suspension")
     if not isinstance(suspension, dict):

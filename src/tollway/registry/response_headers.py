@@ -131,7 +131,7 @@ DROPPED_HEADERS = (
     ),
     _intermediary(
         "*-cache-control",
-        "a content delivery network stores by it, whatever Cache-Control says",
+        "a content delivery network stores by it before Cache-Control",
         _RFC + "rfc9213#section-2.1",
     ),
     _intermediary(
@@ -357,7 +357,7 @@ REFUSED_CHALLENGE = re.compile(
 
 
 def find_dropped(name: str) -> DroppedHeaders | None:
-    """The row that drops a header of this name in lower case, whatever its value; None for a header that is returned.
+    """The row that drops a header of this name in lower case, with any value; None for a header that is returned.
 
     An underscore counts as a hyphen, because some servers read it so."""
     name = name.replace("_", "-")

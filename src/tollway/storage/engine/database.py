@@ -306,7 +306,7 @@ def restrict_to_owner(path: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """An opener of `open` that creates a file readable by its owner alone, whatever the umask is."""
+    """An opener of `open` that creates a file readable by its owner alone, under any umask."""
     return os.open(path, flags | os.O_CLOEXEC, PRIVATE_MODE)
 
 

@@ -60,7 +60,7 @@ def may_be_of_another(connection: Connection, call: CallRecord, sender: Address)
 
 
 def has_listing_for_credit(connection: Connection, call: CallRecord) -> bool:
-    """Whether a listing of the provider takes credit of the call's account now. That of the call does, whatever its `payTo` is by now: the credit is of the time of
+    """Whether a listing of the provider takes credit of the call's account now. That of the call does, also with another `payTo` by now: the credit is of the time of
     the call, when this one counted."""
     columns = listing_table.c
     query = select(columns.networks).where(
