@@ -20,7 +20,6 @@ from tests.kit.waits import until
 from tollway.chain.channel_contract import (
     SETTLEMENT_CONTRACT,
     ChannelConfig,
-    encode_deposit,
     encode_initiate_withdraw,
 )
 from tollway.gateway.channel_payment import TURN_POLL_S, TURN_WAIT_S
@@ -573,15 +572,7 @@ async def test_while_a_deposit_is_undecided_its_channel_takes_no_call(
 def deposit_directly(caller: ChannelCaller, base_units: int) -> None:
     """A transaction of the payer, which the gateway has not sent."""
     signer = replace(caller.signer, deposit_salt=keccak256(b"%d" % base_units))
-    calldata = encode_deposit(
-        signer.config,
-        base_units=base_units,
-        valid_after=0,
-        valid_before=signer.valid_before,
-        salt=signer.deposit_salt,
-        signature=signer.sign_deposit(base_units),
-    )
-    caller.gateway.chain.call_channels(CHAIN, calldata)
+    caller.gateway.chain.call_channels(CHAIN, signer.encode_deposit(base_units))
     caller.gateway.chain.bury(CHAIN, 10)
 
 

@@ -18,7 +18,7 @@ from x402.mechanisms.evm.batch_settlement.utils import (
 )
 
 from tests.kit.payer import NOW_S, PAY_TO, TIMEOUT_S, USDC
-from tollway.chain.channel_contract import ChannelConfig
+from tollway.chain.channel_contract import ChannelConfig, encode_deposit
 from tollway.ids import Address, ChannelId, keccak256
 from tollway.money import Asset
 
@@ -63,6 +63,17 @@ class ChannelPayer:
     def sign_voucher(self, ceiling: int) -> bytes:
         message = {"channelId": bytes(self.channel_id), "maxClaimableAmount": ceiling}
         return self._sign(self.account, stock.VOUCHER_TYPES, message)
+
+    def encode_deposit(self, base_units: int) -> bytes:
+        """What anyone may send to the contract with the payer's signature."""
+        return encode_deposit(
+            self.config,
+            base_units=base_units,
+            valid_after=self.valid_after,
+            valid_before=self.valid_before,
+            salt=self.deposit_salt,
+            signature=self.sign_deposit(base_units),
+        )
 
     def sign_deposit(self, base_units: int) -> bytes:
         domain = self.asset.domain

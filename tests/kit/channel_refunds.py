@@ -10,10 +10,10 @@ from tests.kit.chain import MemoryChain
 from tests.kit.chain_blocks import authorizing_token
 from tests.kit.channel_payer import ChannelPayer
 from tests.kit.ledger_channels import end_call, voucher_claim
+from tests.kit.narrowing import of_type
 from tests.kit.payer import CHAIN, NOW_S, USDC, KeyWallet
 from tests.kit.settlement import MinedRules, SettlementServices, settlement_rules
 from tests.kit.sql_ledger import SqlLedger
-from tollway.chain import channel_contract as contract
 from tollway.chain.networks import ChainRules
 from tollway.ids import ChainId
 from tollway.ledger.channels import Channel, ChannelFacts, Voucher
@@ -139,23 +139,13 @@ class RefundHarness:
 
     def deposit(self, base_units: int = DEPOSIT, *, salt: bytes = b"\x1d" * 32) -> None:
         payer = replace(self.payer, deposit_salt=salt)
-        calldata = contract.encode_deposit(
-            payer.config,
-            base_units=base_units,
-            valid_after=0,
-            valid_before=payer.valid_before,
-            salt=salt,
-            signature=payer.sign_deposit(base_units),
-        )
-        self.chain.call_channels(CHAIN, calldata)
+        self.chain.call_channels(CHAIN, payer.encode_deposit(base_units))
         self.chain.bury(CHAIN, self.rules[CHAIN].confirmations[-1][1])
 
     # ---- The channel in the ledger.
 
     async def read(self) -> Channel:
-        found: Channel | None = await self.ledger.find_channel(CHAIN, self.payer.channel_id)
-        assert found is not None
-        return found
+        return of_type(Channel, await self.ledger.find_channel(CHAIN, self.payer.channel_id))
 
     async def open_call(self, units: int = 100, **fields: Any) -> Claim:
         channel = await self.read()

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from tests.kit.channel_payer import ChannelPayer
 from tests.kit.ledger_records import (
     CHAIN,
     NOW_MS,
@@ -14,9 +15,10 @@ from tests.kit.ledger_records import (
     claim_on,
     close_of,
 )
+from tests.kit.narrowing import of_type
 from tollway.chain.channel_contract import ChannelConfig
 from tollway.ids import Address, keccak256
-from tollway.ledger.channels import Channel, ChannelClaim, ChannelFacts, Voucher
+from tollway.ledger.channels import Channel, ChannelClaim, ChannelFacts, ChannelState, Voucher
 from tollway.ledger.ledger import Claim, Claimed, Closed
 from tollway.ledger.records import CallState, ChannelDeposit, Cover
 
@@ -52,6 +54,27 @@ def facts_of(balance: int = 0, **fields: Any) -> ChannelFacts:
     return ChannelFacts(**{**defaults, **fields})
 
 
+def sample_channel(payer: ChannelPayer, key: int, facts: ChannelFacts, **fields: Any) -> Channel:
+    """An open channel of a ledger, with the balance of its facts and without a call."""
+    defaults: dict[str, Any] = {
+        "chain_id": payer.asset.chain_id,
+        "decimals": 6,
+        "start_units": 0,
+        "balance_units": facts.balance,
+        "taken_units": 0,
+        "announced": 0,
+        "published": 0,
+        "spent": None,
+        "waiting": None,
+        "candidate": None,
+        "state": ChannelState.OPEN,
+        "reserved_call": None,
+        "reserved_state": None,
+    }
+    names: dict[str, Any] = {"key": key, "payment_id": key, "id": payer.channel_id, "config": payer.config}
+    return Channel(**names, facts=facts, **{**defaults, **fields})
+
+
 async def open_channel(
     ledger: Any,
     balance: int = 1_000,
@@ -74,9 +97,7 @@ async def open_channel(
 
 
 async def reread(ledger: Any, channel: Channel) -> Channel:
-    found: Channel | None = await ledger.find_channel(channel.chain_id, channel.id)
-    assert found is not None
-    return found
+    return of_type(Channel, await ledger.find_channel(channel.chain_id, channel.id))
 
 
 def voucher_of(ceiling: int) -> Voucher:
@@ -141,9 +162,7 @@ async def open_call(ledger: Any, channel: Channel, price_units: int = 10, **fiel
 async def end_call(ledger: Any, claim: Claim, after: CallState = CallState.CONSUMED, **fields: Any) -> Closed:
     if after is CallState.UNKNOWN:
         fields.setdefault("upstream_status", None)
-    closed = await ledger.close(close_of(claim, after, **fields))
-    assert isinstance(closed, Closed), closed
-    return closed
+    return of_type(Closed, await ledger.close(close_of(claim, after, **fields)))
 
 
 async def buy(ledger: Any, channel: Channel, price_units: int = 10, **fields: Any) -> Claim:

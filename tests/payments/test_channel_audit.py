@@ -27,15 +27,7 @@ def make_chain(*payers: ChannelPayer, claimed: int = 0) -> MemoryChain:
     chain = MemoryChain(CHAIN)
     for payer in payers:
         chain.fund(CHAIN, TOKEN, payer.address, 10**9)
-        deposit = contract.encode_deposit(
-            payer.config,
-            base_units=1_000,
-            valid_after=0,
-            valid_before=payer.valid_before,
-            salt=payer.deposit_salt,
-            signature=payer.sign_deposit(1_000),
-        )
-        chain.call_channels(CHAIN, deposit)
+        chain.call_channels(CHAIN, payer.encode_deposit(1_000))
         if claimed:
             row = contract.ClaimRow(
                 config=payer.config,

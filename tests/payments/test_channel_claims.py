@@ -9,6 +9,7 @@ import pytest
 from eth_account import Account
 
 from tests.kit.channel_payer import ChannelPayer
+from tests.kit.ledger_channels import facts_of, sample_channel
 from tests.kit.payer import USDC, KeyWallet
 from tests.kit.settlement import SettlementHarness, make_gas_key, record_metrics_into
 from tests.model.rows import MemoryRows, store_attempt, take_nonce
@@ -177,42 +178,10 @@ class Harness:
         """A channel with a deposit, whose ended calls owe that much. Returns its key."""
         key = len(self.rows.channels) + 1
         self.chain.fund(CHAIN, TOKEN, payer.address, 10**9)
-        calldata = contract.encode_deposit(
-            payer.config,
-            base_units=deposit,
-            valid_after=0,
-            valid_before=payer.valid_before,
-            salt=payer.deposit_salt,
-            signature=payer.sign_deposit(deposit),
-        )
-        self.chain.call_channels(CHAIN, calldata)
+        self.chain.call_channels(CHAIN, payer.encode_deposit(deposit))
         self.rows.payers[key], self.rows.owed[key] = payer, owed
-        self.rows.channels[key] = Channel(
-            key=key,
-            id=payer.channel_id,
-            chain_id=CHAIN,
-            config=payer.config,
-            payment_id=key,
-            decimals=6,
-            start_units=0,
-            balance_units=deposit,
-            taken_units=owed,
-            announced=owed + 7,
-            published=0,
-            spent=None,
-            waiting=None,
-            candidate=None,
-            facts=ChannelFacts(
-                balance=deposit,
-                total_claimed=0,
-                refund_nonce=0,
-                withdrawal_amount=0,
-                withdrawal_since_s=0,
-                block_number=0,
-            ),
-            state=ChannelState.OPEN,
-            reserved_call=None,
-            reserved_state=None,
+        self.rows.channels[key] = sample_channel(
+            payer, key, facts_of(deposit, block_number=0), taken_units=owed, announced=owed + 7
         )
         return key
 

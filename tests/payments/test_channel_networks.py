@@ -58,15 +58,7 @@ class Harness:
 
     def deposit(self, base_units: int, salt: bytes = b"\x1d" * 32) -> None:
         payer = replace(PAYER, deposit_salt=salt)
-        calldata = contract.encode_deposit(
-            payer.config,
-            base_units=base_units,
-            valid_after=0,
-            valid_before=payer.valid_before,
-            salt=salt,
-            signature=payer.sign_deposit(base_units),
-        )
-        self.chain.call_channels(CHAIN, calldata)
+        self.chain.call_channels(CHAIN, payer.encode_deposit(base_units))
 
     async def fetch(self) -> ChannelFacts:
         return await self.networks.fetch_channel(CHAIN, PAYER.channel_id, USDC)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.kit.chain import MemoryChain
 from tests.kit.channel_payer import ChannelPayer
+from tests.kit.ledger_channels import facts_of, sample_channel
 from tests.kit.payer import USDC
 from tollway.chain import channel_contract as contract
 from tollway.chain.networks import PRESETS
@@ -25,14 +26,7 @@ TOKEN = USDC.token
 RULES = {CHAIN: PRESETS["sandbox"].rules()}
 DELAY_S = 900
 PAYERS = [ChannelPayer(salt=bytes([n]) * 32, valid_before=2**40) for n in range(3)]
-NO_FACTS = ChannelFacts(
-    balance=0,
-    total_claimed=0,
-    refund_nonce=0,
-    withdrawal_amount=0,
-    withdrawal_since_s=0,
-    block_number=0,
-)
+NO_FACTS = facts_of(block_number=0)
 
 
 class SilentChain(MemoryChain):
@@ -57,26 +51,7 @@ class ChannelRows:
 
     def add(self, payer: ChannelPayer) -> None:
         key = len(self.channels) + 1
-        self.channels[key] = Channel(
-            key=key,
-            id=payer.channel_id,
-            chain_id=CHAIN,
-            config=payer.config,
-            payment_id=key,
-            decimals=6,
-            start_units=0,
-            balance_units=0,
-            taken_units=0,
-            announced=0,
-            published=0,
-            spent=None,
-            waiting=None,
-            candidate=None,
-            facts=NO_FACTS,
-            state=ChannelState.OPEN,
-            reserved_call=None,
-            reserved_state=None,
-        )
+        self.channels[key] = sample_channel(payer, key, NO_FACTS)
 
     async def list_watched(self, chain_id: ChainId, *, after_key: int, limit: int) -> tuple[Channel, ...]:
         found = [one for key, one in sorted(self.channels.items()) if key > after_key]
@@ -129,17 +104,7 @@ class Harness:
 
     def deposit(self, payer: ChannelPayer, base_units: int, *, n: int = 1) -> None:
         signed = replace(payer, deposit_salt=n.to_bytes(32, "big"))
-        self.chain.call_channels(
-            CHAIN,
-            contract.encode_deposit(
-                payer.config,
-                base_units=base_units,
-                valid_after=0,
-                valid_before=signed.valid_before,
-                salt=signed.deposit_salt,
-                signature=signed.sign_deposit(base_units),
-            ),
-        )
+        self.chain.call_channels(CHAIN, signed.encode_deposit(base_units))
 
     def withdraw(self, payer: ChannelPayer, base_units: int) -> None:
         calldata = contract.encode_initiate_withdraw(payer.config, base_units=base_units)

@@ -25,7 +25,6 @@ from tollway.chain.channel_contract import (
     DEPOSITED_TOPIC,
     SETTLEMENT_CONTRACT,
     encode_channel_state,
-    encode_deposit,
     encode_finalize_withdraw,
     encode_initiate_withdraw,
     parse_channel_state,
@@ -276,21 +275,10 @@ class OwnChannel:
         }
         return TxHash.parse((await self.stall.driver.rpc("eth_getLogs", wanted))[-1]["transactionHash"])
 
-    def encode_deposit(self, base_units: int) -> bytes:
-        """What anyone may send to the contract with the payer's signature."""
-        signer = self.signer
-        return encode_deposit(
-            signer.config,
-            base_units=base_units,
-            valid_after=signer.valid_after,
-            valid_before=signer.valid_before,
-            salt=signer.deposit_salt,
-            signature=signer.sign_deposit(base_units),
-        )
-
     async def deposit_directly(self, base_units: int) -> None:
         """By a transaction that the gateway has not sent."""
-        assert (await self.send(self.signs(deposit_salt=fresh_salt()).encode_deposit(base_units))).succeeded
+        signer = self.signs(deposit_salt=fresh_salt()).signer
+        assert (await self.send(signer.encode_deposit(base_units))).succeeded
 
     async def withdraw(self, base_units: int) -> None:
         """Begins a withdrawal."""

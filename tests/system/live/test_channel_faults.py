@@ -271,7 +271,7 @@ async def test_one_bad_channel_among_thirty_takes_no_other_with_it(claiming: Cha
     bad, *good = await claiming.open_channels(await claiming.cluster.wallets(30))
     async with unmined(driver):
         for own in (bad, *good):
-            calldata = own.encode_deposit(2 * PRICE)
+            calldata = own.signer.encode_deposit(2 * PRICE)
             await driver.send(key=own.wallet.key, to=SETTLEMENT_CONTRACT, payload=calldata)
     await driver.set_native_balance(claiming.gas.address, 0)
     await claiming.wait_offered("batch-settlement")
