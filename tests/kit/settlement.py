@@ -276,14 +276,18 @@ class SettlementHarness:
     async def leave_orphaned(self, payer: AuthorizationSigner | None = None, **given: Any) -> "ClaimedCall":
         """A call that is signed, broadcast, not mined by the deadline, and orphaned."""
         call = await self.claim(payer, **given)
-        assert await call.settle() == Undecided()
-        assert await call.mark_orphaned()
+        await call.leave_orphaned()
         return call
 
     async def sweep(self, times: int = 1) -> None:
         """Rounds of settlement recovery alone."""
         for _ in range(times):
             await self.settlement_recovery.run_once()
+
+    async def mine_and_sweep(self) -> None:
+        """A block with every transaction that was sent, then a round of settlement recovery."""
+        self.chain.mine_sent(CHAIN)
+        await self.sweep()
 
     async def claim_many(self, count: int) -> "list[ClaimedCall]":
         """Valid for long: each block of the chain in memory takes two seconds."""
@@ -317,6 +321,11 @@ class ClaimedCall:
         held = await self.harness.ledger.find_authorized_call(self.authorization.key)
         assert held is not None
         return held.state
+
+    async def leave_orphaned(self) -> None:
+        """Settles without an outcome by the deadline."""
+        assert await self.settle() == Undecided()
+        assert await self.mark_orphaned()
 
     async def mark_orphaned(self) -> bool:
         return await self.harness.ledger.mark_orphaned(self.claim.call_id, epoch=1)

@@ -178,9 +178,7 @@ async def test_a_refused_simulation_at_the_head_is_undecided_and_not_sent(troubl
 async def test_a_transfer_after_a_refused_simulation_pays_the_call() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
-        call = await harness.claim(harness.payer(balance=0))
-        assert await call.settle() == Undecided()
-        await call.mark_orphaned()
+        call = await harness.leave_orphaned(harness.payer(balance=0))
         call.land()
         await harness.settlement_recovery.run_once()
         held = await harness.ledger.find_authorized_call(call.authorization.key)

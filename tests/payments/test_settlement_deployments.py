@@ -17,6 +17,7 @@ from tests.kit.chain_blocks import (
     authorizing_token,
     parse_sent,
 )
+from tests.kit.narrowing import of_type
 from tests.kit.payer import (
     CHAIN,
     DEPLOY_CALL,
@@ -306,8 +307,7 @@ SIMULATION_FAILED = AuthorizationReason.SIMULATION_FAILED
 async def assert_refused(
     harness: SettlementHarness, authorization: Authorization, reason: AuthorizationReason
 ) -> Problem:
-    refused = await harness.check(authorization)
-    assert isinstance(refused, Problem), refused
+    refused = of_type(Problem, await harness.check(authorization))
     assert (refused.code, refused.reason) == (Code.PAYMENT_VERIFICATION_FAILED, reason.value)
     assert harness.chain.broadcasts == []
     return refused
@@ -470,8 +470,7 @@ async def test_a_spent_budget_of_wallets_with_code_refuses(budget: str) -> None:
     async with open_harness(rules=rules) as harness:
         call = await harness.claim(newcomer(harness))
         assert isinstance(await call.settle(), Settled)
-        refused = await harness.check(newcomer(harness, 1).authorize())
-        assert isinstance(refused, Problem)
+        refused = of_type(Problem, await harness.check(newcomer(harness, 1).authorize()))
         assert refused.reason == AuthorizationReason.WALLET_GAS.value
         assert isinstance(await harness.check(harness.payer().authorize()), Cover), "a plain wallet"
 
@@ -486,8 +485,7 @@ async def test_a_factory_whose_deployments_revert_is_not_called_any_more(harness
     await harness.gas_budget.refresh()
     record = (await harness.gas.reverting_codes(CHAIN, since_ms=0))[COUNTED_AS]
     assert record == CodeRecord(signed=CODE_REVERTS_MAX, reverted=CODE_REVERTS_MAX)
-    refused = await harness.check(newcomer(harness, CODE_REVERTS_MAX).authorize())
-    assert isinstance(refused, Problem)
+    refused = of_type(Problem, await harness.check(newcomer(harness, CODE_REVERTS_MAX).authorize()))
     assert refused.reason == AuthorizationReason.WALLET_GAS.value
 
 
@@ -604,8 +602,7 @@ async def test_after_a_crash_the_transaction_is_built_again_from_the_wrapped_sig
     payer = newcomer(slow)
     call = await slow.claim(payer)
     slow.chain.disconnect(CHAIN)  # the gateway stops before it signs
-    assert await call.settle() == Undecided()
-    assert await call.mark_orphaned()
+    await call.leave_orphaned()
     slow.chain.reconnect(CHAIN)
     async with slow.another() as other:
         await other.sweep()
@@ -638,8 +635,7 @@ async def test_a_stored_transaction_is_sent_again_and_replaced_unchanged_but_for
     (bumped,) = slow.chain.sent(CHAIN)
     assert bumped.calldata == before.calldata
     assert bumped.max_fee_wei > before.max_fee_wei
-    slow.chain.mine_sent(CHAIN)
-    await slow.sweep()
+    await slow.mine_and_sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
@@ -653,10 +649,8 @@ async def test_a_wallet_that_another_account_deploys_first_pays_once(
     payer = newcomer(slow, is_lenient=is_lenient)
     call = await slow.leave_orphaned(payer)
     slow.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
-    slow.chain.mine_sent(CHAIN)
-    await slow.sweep()
-    slow.chain.mine_sent(CHAIN)
-    await slow.sweep()
+    await slow.mine_and_sweep()
+    await slow.mine_and_sweep()
     recipients = [parse_sent(raw).recipient for raw in dict.fromkeys(slow.chain.broadcasts)]
     assert recipients == expected
     assert await call.read_state() is CallState.CONSUMED
@@ -670,8 +664,7 @@ async def test_a_reorganisation_undoes_deployment_and_transfer_together(slow: Se
     slow.chain.reorg(CHAIN, 1)
     await slow.sweep()  # the transaction is sent again
     assert await call.read_state() is CallState.SETTLING
-    slow.chain.mine_sent(CHAIN)
-    await slow.sweep()
+    await slow.mine_and_sweep()
     assert await call.read_state() is CallState.CONSUMED
     assert slow.chain.balance(CHAIN, TOKEN, payer.payee) == payer.base_units
     assert {parse_sent(raw).recipient for raw in slow.chain.broadcasts} == {MULTICALL3}
@@ -682,17 +675,14 @@ async def test_of_the_orphaned_calls_of_one_wallet_one_deploys_it(slow: Settleme
     slow.chain.disconnect(CHAIN)
     calls = []
     for number in range(3):
-        call = await slow.claim(replace(payer, nonce=keccak256(b"%d" % number)))
-        assert await call.settle() == Undecided()
-        assert await call.mark_orphaned()
+        call = await slow.leave_orphaned(replace(payer, nonce=keccak256(b"%d" % number)))
         calls.append(call)
     slow.chain.reconnect(CHAIN)
     await slow.sweep(times=3)
     assert [sent.recipient for sent in slow.chain.sent(CHAIN)] == [MULTICALL3]
     slow.chain.mine_sent(CHAIN)
     await slow.sweep(times=2)
-    slow.chain.mine_sent(CHAIN)
-    await slow.sweep()
+    await slow.mine_and_sweep()
     assert [await call.read_state() for call in calls] == [CallState.CONSUMED] * 3
     recipients = [parse_sent(raw).recipient for raw in dict.fromkeys(slow.chain.broadcasts)]
     assert recipients == [MULTICALL3, TOKEN, TOKEN]
@@ -703,9 +693,7 @@ async def test_the_next_call_deploys_the_wallet_when_the_first_never_pays(slow: 
     slow.chain.disconnect(CHAIN)
     calls = []
     for nonce in (payer.nonce, b"\x08" * 32):
-        call = await slow.claim(replace(payer, nonce=nonce))
-        assert await call.settle() == Undecided()
-        assert await call.mark_orphaned()
+        call = await slow.leave_orphaned(replace(payer, nonce=nonce))
         calls.append(call)
     slow.chain.reconnect(CHAIN)
     await slow.sweep()
@@ -721,9 +709,7 @@ async def test_recovery_calls_no_factory_that_is_not_allowed(slow: SettlementHar
     """The call waits until its authorisation has expired, or until the wallet has code."""
     payer = newcomer(slow)
     slow.chain.disconnect(CHAIN)
-    call = await slow.claim(payer)
-    assert await call.settle() == Undecided()
-    assert await call.mark_orphaned()
+    call = await slow.leave_orphaned(payer)
     slow.chain.reconnect(CHAIN)
     strict = SettlementHarness(
         rules=settlement_rules(), chain=slow.chain, ledger=slow.ledger.another("strict"), limits=HASTY
@@ -744,9 +730,7 @@ async def test_recovery_has_no_other_wallet_deployed_for_an_account_that_ends_it
 ) -> None:
     payer = delegating_payer(slow)
     slow.chain.disconnect(CHAIN)
-    call = await slow.claim(payer)
-    assert await call.settle() == Undecided()
-    assert await call.mark_orphaned()
+    call = await slow.leave_orphaned(payer)
     slow.chain.reconnect(CHAIN)
     slow.chain.remove_code(CHAIN, payer.address)
     await slow.sweep(times=2)
@@ -754,8 +738,7 @@ async def test_recovery_has_no_other_wallet_deployed_for_an_account_that_ends_it
     assert await call.read_state() is CallState.SETTLING
     slow.chain.deploy(CHAIN, payer.address, lambda calldata: CONFIRMED)
     await slow.sweep()
-    slow.chain.mine_sent(CHAIN)
-    await slow.sweep()
+    await slow.mine_and_sweep()
     assert [parse_sent(raw).recipient for raw in slow.chain.broadcasts] == [TOKEN]
     assert await call.read_state() is CallState.CONSUMED
 
@@ -771,16 +754,13 @@ async def test_an_orphaned_call_whose_deployment_is_refused_does_not_delay_the_o
     slow.chain.disconnect(CHAIN)
     calls = []
     for signer in (refused, payer):
-        call = await slow.claim(signer)
-        assert await call.settle() == Undecided()
-        assert await call.mark_orphaned()
+        call = await slow.leave_orphaned(signer)
         calls.append(call)
     slow.chain.reconnect(CHAIN)
     await slow.sweep(times=2)
     (sent,) = slow.chain.sent(CHAIN)
     assert parse_calls(sent.calldata)[0].calldata == payer.calldata
-    slow.chain.mine_sent(CHAIN)
-    await slow.sweep()
+    await slow.mine_and_sweep()
     assert await calls[1].read_state() is CallState.CONSUMED
 
 

@@ -40,8 +40,7 @@ async def harness() -> AsyncIterator[SettlementHarness]:
 
 async def test_a_mined_transaction_is_concluded(harness: SettlementHarness) -> None:
     call = await harness.leave_orphaned()
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert await call.read_state() is CallState.CONSUMED
     assert (await harness.ledger.audit()).is_balanced
 
@@ -50,8 +49,7 @@ async def test_a_transaction_that_is_not_deep_enough_waits() -> None:
     async with SettlementHarness(limits=HASTY, confirmations=((0, 2),)) as harness:
         harness.chain.is_automining = False
         call = await harness.leave_orphaned()
-        harness.chain.mine_sent(CHAIN)
-        await harness.sweep()
+        await harness.mine_and_sweep()
         assert await call.read_state() is CallState.SETTLING
         harness.chain.bury(CHAIN, 1)
         await harness.sweep()
@@ -64,32 +62,28 @@ async def test_a_transaction_that_no_node_has_is_sent_again(harness: SettlementH
     await harness.sweep()
     assert len(set(harness.chain.broadcasts)) == 1
     assert len(harness.chain.sent(CHAIN)) == 1
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_a_call_without_a_transaction_gets_one(harness: SettlementHarness) -> None:
     call = await harness.claim()
     harness.chain.disconnect(CHAIN)
-    assert await call.settle() == Undecided()
-    await call.mark_orphaned()
+    await call.leave_orphaned()
     await harness.sweep()
     assert await harness.ledger.attempts_of(call.claim.call_id) == ()
     harness.chain.reconnect(CHAIN)
     await harness.sweep()
     (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
     assert attempt.raw in harness.chain.broadcasts
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_a_transfer_by_any_sender_pays_the_call(harness: SettlementHarness) -> None:
     call = await harness.leave_orphaned()
     call.land()
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
@@ -105,9 +99,7 @@ async def test_a_call_is_released_only_after_expiry_and_at_depth() -> None:
         harness.chain.is_automining = False
         payer = harness.payer()
         harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
-        call = await harness.claim(payer)
-        assert await call.settle() == Undecided()
-        await call.mark_orphaned()
+        call = await harness.leave_orphaned(payer)
         harness.chain.mine_sent(CHAIN)
         for moment in (payer.valid_before - 1, payer.valid_before, payer.valid_before + EXPIRY_SLACK_S - 1):
             harness.chain.mine(CHAIN, time=moment)
@@ -217,9 +209,7 @@ async def test_a_reverting_transfer_is_signed_a_limited_number_of_times(
     payer = harness.payer()
     harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
     harness.chain.is_automining = True
-    call = await harness.claim(payer)
-    assert await call.settle() == Undecided()
-    await call.mark_orphaned()
+    call = await harness.leave_orphaned(payer)
     await harness.sweep(5)
     assert len(await harness.ledger.attempts_of(call.claim.call_id)) == 2
 
@@ -229,16 +219,14 @@ async def test_calls_that_only_wait_take_no_place_in_the_batch() -> None:
     async with SettlementHarness(limits=replace(HASTY, sweep_batch_max=2)) as harness:
         for call in await harness.claim_many(5):
             harness.chain.revert_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
-            assert await call.settle() == Undecided()
-            await call.mark_orphaned()
+            await call.leave_orphaned()
         await harness.sweep(9)
         asked = harness.chain.requests["fetch_authorization", CHAIN]
         await harness.sweep(9)
         assert harness.chain.requests["fetch_authorization", CHAIN] == asked
         harness.chain.is_automining = False
         honest = await harness.leave_orphaned()
-        harness.chain.mine_sent(CHAIN)
-        await harness.sweep()
+        await harness.mine_and_sweep()
         assert await honest.read_state() is CallState.CONSUMED
 
 
@@ -246,8 +234,7 @@ async def test_a_waiting_call_is_checked_less_and_less_often(harness: Settlement
     harness.chain.is_automining = True
     (call,) = await harness.claim_many(1)
     harness.chain.revert_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
-    assert await call.settle() == Undecided()
-    await call.mark_orphaned()
+    await call.leave_orphaned()
     await harness.sweep(2)
     looks = []
     while await call.read_state() is CallState.SETTLING:
@@ -274,8 +261,7 @@ async def test_a_call_of_a_removed_network_takes_no_place_in_the_batch(harness: 
         await other.sweep()
         assert await harness.ledger.unsettled(limit=9) == ()
     harness.pass_time(POSTPONE_MIN_MS / 1000)
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
@@ -283,9 +269,7 @@ async def test_a_transfer_that_reverted_once_is_signed_again(harness: Settlement
     payer = harness.payer()
     harness.chain.is_automining = True
     harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
-    call = await harness.claim(payer)
-    assert await call.settle() == Undecided()
-    await call.mark_orphaned()
+    call = await harness.leave_orphaned(payer)
     harness.chain.allow_transfer(CHAIN, payer.address, payer.nonce)
     await harness.sweep(2)
     assert await call.read_state() is CallState.CONSUMED
@@ -321,8 +305,7 @@ async def test_concurrent_recoveries_move_a_call_once(harness: SettlementHarness
 async def test_a_call_with_a_waiter_is_not_recovered(harness: SettlementHarness) -> None:
     call = await harness.claim()
     assert await call.settle() == Undecided()
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert await call.read_state() is CallState.SETTLING
 
 
@@ -342,8 +325,7 @@ async def test_an_undecided_call_is_orphaned_after_the_delay(
 
 async def test_an_unsafe_call_without_a_stored_response_becomes_credit(harness: SettlementHarness) -> None:
     call = await harness.leave_orphaned(method="POST")
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert await call.read_state() is CallState.RELEASED
     (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
     (payment,) = await harness.ledger.find_payments(attempt.tx_hash)
@@ -353,8 +335,7 @@ async def test_an_unsafe_call_without_a_stored_response_becomes_credit(harness: 
 async def test_a_call_that_fails_does_not_stop_the_others(harness: SettlementHarness) -> None:
     bad, good = await harness.claim_many(2)
     for call in (bad, good):
-        assert await call.settle() == Undecided()
-        await call.mark_orphaned()
+        await call.leave_orphaned()
     harness.chain.mine_sent(CHAIN)
     attempts_of = harness.gas.attempts_of
 
@@ -453,8 +434,7 @@ async def test_the_cost_of_a_transaction_signed_by_recovery_counts_at_once() -> 
     async with SettlementHarness(limits=HASTY, rules=settlement_rules(listing_budget_wei=10**12)) as harness:
         call = await harness.claim()
         harness.chain.disconnect(CHAIN)
-        assert await call.settle() == Undecided()
-        await call.mark_orphaned()
+        await call.leave_orphaned()
         harness.chain.reconnect(CHAIN)
         assert harness.settlement.is_offered(USDC, 10_000, LISTING)
         await harness.sweep()
@@ -479,9 +459,7 @@ async def test_replacements_do_not_count_as_further_nonces() -> None:
     async with SettlementHarness(limits=replace(HASTY, settlement_attempts_max=2)) as harness:
         harness.chain.is_automining = False
         payer = harness.payer(valid_before=harness.now_ms // 1000 + 3_600)
-        call = await harness.claim(payer)
-        assert await call.settle() == Undecided()
-        await call.mark_orphaned()
+        call = await harness.leave_orphaned(payer)
         for _ in range(3):
             harness.pass_time(harness.limits.fee_bump_after_s)
             await harness.gas_budget.refresh()
@@ -520,10 +498,8 @@ async def test_recovery_reads_a_batch_and_reaches_every_call() -> None:
         harness.chain.is_automining = False
         calls = await harness.claim_many(3)
         for call in calls:
-            assert await call.settle() == Undecided()
-            await call.mark_orphaned()
-        harness.chain.mine_sent(CHAIN)
-        await harness.sweep()
+            await call.leave_orphaned()
+        await harness.mine_and_sweep()
         assert [await call.read_state() for call in calls].count(CallState.CONSUMED) == 2
         await harness.sweep()
         assert [await call.read_state() for call in calls].count(CallState.CONSUMED) == 3

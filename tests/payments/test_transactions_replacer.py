@@ -77,8 +77,7 @@ async def test_a_transaction_that_waits_too_long_is_replaced(harness: Settlement
     assert after.max_fee_wei * 8 >= before.max_fee_wei * 9
     assert after.tip_wei * 8 >= before.tip_wei * 9
     assert [sent.tx_hash for sent in harness.chain.sent(CHAIN)] == [second.tx_hash]
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
@@ -125,8 +124,7 @@ async def test_a_transaction_refused_for_another_reason_is_not_replaced(
 async def test_a_transaction_behind_another_is_not_replaced(harness: SettlementHarness) -> None:
     first, second = await harness.claim_many(2)
     for call in (first, second):
-        assert await call.settle() == Undecided()
-        await call.mark_orphaned()
+        await call.leave_orphaned()
     await wait_and_sweep(harness)
     assert [len(await attempts_of(call)) for call in (first, second)] == [2, 1]
 
@@ -209,8 +207,7 @@ async def test_an_expired_first_transaction_is_replaced(harness: SettlementHarne
     assert await behind.settle() == Undecided()
     await behind.mark_orphaned()
     await wait_and_sweep(harness, 2)
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert await behind.read_state() is CallState.CONSUMED
     assert await first.read_state() is CallState.RELEASED
     assert (await harness.ledger.audit()).is_balanced
@@ -337,8 +334,7 @@ async def test_a_stuck_key_is_neither_offered_nor_chosen(
     await harness.gas_budget.refresh()
     assert harness.is_offered()
     await harness.sweep()
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert [await call.read_state() for call in (first, late)] == [CallState.CONSUMED] * 2
 
 
@@ -359,8 +355,7 @@ async def test_another_key_settles_the_calls_of_a_stuck_key() -> None:
         harness.chain.drop_sent(
             CHAIN, *(s.tx_hash for s in harness.chain.sent(CHAIN) if s.sender == first.sender)
         )
-        harness.chain.mine_sent(CHAIN)
-        await harness.sweep()
+        await harness.mine_and_sweep()
         assert await call.read_state() is CallState.CONSUMED
 
 
@@ -408,8 +403,7 @@ async def test_a_filler_is_not_a_settlement_attempt(harness: SettlementHarness) 
     harness.chain.drop_sent(CHAIN)
     harness.pass_time(10)
     await harness.sweep(2)
-    harness.chain.mine_sent(CHAIN)
-    await harness.sweep()
+    await harness.mine_and_sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
