@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.kit.channel_gateway import MISMATCH, ChannelGateway, encode
+from tests.kit.narrowing import existing
 from tests.kit.payer import NOW_S, PAY_TO, USDC
 from tollway.client.channel_offer import (
     ChannelCharge,
@@ -96,8 +97,7 @@ def correction(state: object = STATE, voucher: object = VOUCHER, **other: Any) -
 
 
 def test_a_correction_has_the_state_and_the_voucher():
-    found = read_correction(correction())
-    assert found is not None
+    found = existing(read_correction(correction()))
     assert found.report == ChannelReport(channel_id=KEY, balance=300_000, total_claimed=0, charged=723)
     assert found.voucher is not None
     assert (found.voucher.ceiling, len(found.voucher.signature)) == (1600, 65)
@@ -123,9 +123,7 @@ def test_another_402_is_no_correction(told):
     [None, "x", {}, {**STATE, "balance": 1}, {**STATE, "totalClaimed": "-1"}, {**STATE, "channelId": "0x1"}],
 )
 def test_a_state_that_cannot_be_read_is_none(state):
-    found = read_correction(correction(state=state))
-    assert found is not None
-    assert found.report is None
+    assert existing(read_correction(correction(state=state))).report is None
 
 
 @pytest.mark.parametrize(
@@ -133,9 +131,7 @@ def test_a_state_that_cannot_be_read_is_none(state):
     [None, {}, {**VOUCHER, "signature": "0x12z"}, {**VOUCHER, "signedMaxClaimable": 1600}],
 )
 def test_a_voucher_that_cannot_be_read_is_none(voucher):
-    found = read_correction(correction(voucher=voucher))
-    assert found is not None
-    assert found.voucher is None
+    assert existing(read_correction(correction(voucher=voucher))).voucher is None
 
 
 def response(extra: object, **members: Any) -> dict[str, str]:

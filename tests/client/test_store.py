@@ -178,18 +178,21 @@ def test_a_store_of_the_first_version_is_read_on(store, store_path):
     assert store.store(transfer(2, nonce=1), budget=None) == Stored()
 
 
-def test_released_authorisations_of_version_four_count_as_spent(store, store_path):
-    """In a file of that version the word meant: no part of the budget."""
-    with contextlib.closing(sqlite3.connect(store_path)) as connection:
-        for statement in ";".join(store_module._MIGRATIONS[:4]).split(";"):
+def write_old_authorization(path, *, version: int, proof: str, state: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for statement in ";".join(store_module._MIGRATIONS[:version]).split(";"):
             connection.execute(statement)
-        connection.execute("PRAGMA user_version = 4")
+        connection.execute(f"PRAGMA user_version = {version}")
         connection.execute(
-            "INSERT INTO signed_authorization VALUES (?, '', 84532, ?, 'USDC', 6, ?, ?, 'http://gw', '10000', 1, 'released',"
-            " NULL, 'ab', 0, 0)",
-            ("07" * 32, str(USDC.token), str(PAYER), str(PAYER)),
+            "INSERT INTO signed_authorization VALUES (?, ?, 84532, ?, 'USDC', 6, ?, ?, 'http://gw', '10000', 1, ?, NULL, 'ab', 0, 0)",
+            ("07" * 32, proof, str(USDC.token), str(PAYER), str(PAYER), state),
         )
         connection.commit()
+
+
+def test_released_authorisations_of_version_four_count_as_spent(store, store_path):
+    """In a file of that version the word meant: no part of the budget."""
+    write_old_authorization(store_path, version=4, proof="", state="released")
     assert store.spent(PAYER) == {"USDC": 10**16}
     (released,) = store.find_lapsed_authorizations(payer=PAYER, chains=[ChainId(84532)])
     assert store.record_authorization(released.nonce, AuthorizationState.EXPIRED, None)
@@ -197,16 +200,7 @@ def test_released_authorisations_of_version_four_count_as_spent(store, store_pat
 
 
 def test_an_open_authorisation_of_version_six_is_leased_and_its_end_is_read_from_the_chain(store, store_path):
-    with contextlib.closing(sqlite3.connect(store_path)) as connection:
-        for statement in ";".join(store_module._MIGRATIONS[:6]).split(";"):
-            connection.execute(statement)
-        connection.execute("PRAGMA user_version = 6")
-        connection.execute(
-            "INSERT INTO signed_authorization VALUES (?, 'proof', 84532, ?, 'USDC', 6, ?, ?, 'http://gw', '10000', 1, 'open',"
-            " NULL, 'ab', 0, 0)",
-            ("07" * 32, str(USDC.token), str(PAYER), str(PAYER)),
-        )
-        connection.commit()
+    write_old_authorization(store_path, version=6, proof="proof", state="open")
     left = store.lease_authorization(payer=PAYER, request=b"\xab")
     assert (left.proof, left.state) == ("proof", AuthorizationState.OPEN)
     assert store.find_lapsed_authorizations(payer=PAYER, chains=[ChainId(84532)]) == (left,)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.kit.narrowing import existing
 from tollway.client.wallet import Wallet
 from tollway.client.x402 import TIMEOUT_MAX_S, X402Offer, read_receipt, read_x402_offers
 from tollway.ids import Address, ChainId, TxHash
@@ -214,16 +215,14 @@ def test_receipts_are_read_as_our_gateway_writes_them() -> None:
         base_units=10_000,
         now=NOW_S,
     )
-    receipt = read_receipt({name.decode().lower(): value.decode()})
-    assert receipt is not None
+    receipt = existing(read_receipt({name.decode().lower(): value.decode()}))
     assert (receipt.is_success, receipt.transaction) == (True, TxHash(b"\x0a" * 32))
     assert (receipt.network, receipt.payer, receipt.amount) == ("eip155:84532", str(payer), "10000")
     failure = encode_failure(
         Dialect.X402_V2, reason="insufficient_balance", network_chain_id=CHAIN, payer=payer
     )
     assert failure is not None
-    refused = read_receipt({failure[0].decode().lower(): failure[1].decode()})
-    assert refused is not None
+    refused = existing(read_receipt({failure[0].decode().lower(): failure[1].decode()}))
     assert (refused.is_success, refused.transaction, refused.reason) == (False, None, "insufficient_balance")
 
 
@@ -234,7 +233,6 @@ def test_an_invalid_receipt_is_none(told: str) -> None:
 
 def test_a_receipt_keeps_no_invalid_hash_and_no_long_text() -> None:
     told = {"success": True, "transaction": "0x12", "network": "n" * 999, "amount": "1e3", "payer": 7}
-    receipt = read_receipt({"payment-response": in_base64(told)})
-    assert receipt is not None
+    receipt = existing(read_receipt({"payment-response": in_base64(told)}))
     assert (receipt.transaction, receipt.amount, receipt.payer) == (None, None, None)
     assert receipt.network == "n" * 128

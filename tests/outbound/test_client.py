@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.narrowing import of_type
 from tests.kit.upstream import RawServer, reset_connection
 from tests.kit.waits import DEADLINE_S, bounded, until
 from tollway.errors import (
@@ -50,9 +51,7 @@ class Upstream(RawServer):
         return head
 
     def endpoint(self, host: str = "127.0.0.1") -> Endpoint:
-        endpoint = parse_endpoint(f"http://{host}:{self.port}", allow_private=True)
-        assert isinstance(endpoint, Endpoint)
-        return endpoint
+        return of_type(Endpoint, parse_endpoint(f"http://{host}:{self.port}", allow_private=True))
 
 
 @contextlib.asynccontextmanager
@@ -613,12 +612,21 @@ async def test_a_streamed_body_is_not_sent_again() -> None:
         assert upstream.accepted == 1
 
 
-async def test_the_second_attempt_is_the_last_one_and_its_failure_is_no_unsent_call() -> None:
+@pytest.mark.parametrize(
+    ("is_gone", "counts"), [(False, (3, 2)), (True, (2, 1))], ids=["no response", "no connection"]
+)
+async def test_a_failure_of_the_second_attempt_leaves_the_outcome_unknown(
+    is_gone: bool, counts: tuple[int, int]
+) -> None:
+    """The second attempt is the last one. `counts`: requests and connections."""
+
     async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await upstream.read_head(reader)
         if upstream.accepted == 1:
             writer.write(OK)
             await upstream.read_head(reader)
+            if is_gone:
+                upstream.stop_listening()
 
     async with running(handler) as upstream, dialing() as http_client:
         await call(http_client, get(upstream))
@@ -627,24 +635,7 @@ async def test_the_second_attempt_is_the_last_one_and_its_failure_is_no_unsent_c
             await attempt.call()
         assert caught.value.sent
         assert attempt.exchange.is_sent
-        assert (len(upstream.requests), upstream.accepted) == (3, 2)
-
-
-async def test_an_api_that_is_gone_at_the_second_attempt_leaves_the_outcome_unknown() -> None:
-    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await upstream.read_head(reader)
-        writer.write(OK)
-        await upstream.read_head(reader)
-        upstream.stop_listening()
-
-    async with running(handler) as upstream, dialing() as http_client:
-        await call(http_client, get(upstream))
-        attempt = Attempt(http_client, get(upstream))
-        with pytest.raises(UpstreamBadResponse) as caught:
-            await attempt.call()
-        assert caught.value.sent
-        assert attempt.exchange.is_sent
-        assert (len(upstream.requests), upstream.accepted) == (2, 1)
+        assert (len(upstream.requests), upstream.accepted) == counts
 
 
 async def test_an_exchange_is_sent_once() -> None:
@@ -1188,9 +1179,7 @@ async def test_closing_a_response_cuts_an_unread_upload() -> None:
 
 
 def public_endpoint(host: str, port: int) -> Endpoint:
-    endpoint = parse_endpoint(f"http://{host}:{port}", allow_private=True)
-    assert isinstance(endpoint, Endpoint)
-    return endpoint
+    return of_type(Endpoint, parse_endpoint(f"http://{host}:{port}", allow_private=True))
 
 
 def failing_lookup(host: str, port: int) -> list[str]:
@@ -1262,8 +1251,7 @@ async def test_a_refused_connect_is_unreachable() -> None:
 async def test_a_connect_that_hangs_is_unreachable() -> None:
     # TLS against a server that never speaks: connected, and then nothing.
     async with running(silent) as upstream, dialing(replace(LIMITS, connect_deadline_s=0.05)) as http_client:
-        endpoint = parse_endpoint(f"https://127.0.0.1:{upstream.port}", allow_private=True)
-        assert isinstance(endpoint, Endpoint)
+        endpoint = of_type(Endpoint, parse_endpoint(f"https://127.0.0.1:{upstream.port}", allow_private=True))
         with pytest.raises(UpstreamUnreachable) as caught:
             await call(http_client, get(upstream, endpoint=endpoint))
         assert caught.value.problem == UpstreamUnreachable().problem
@@ -1276,8 +1264,7 @@ async def test_broken_tls_is_unreachable() -> None:
         await writer.drain()
 
     async with running(handler) as upstream, dialing() as http_client:
-        endpoint = parse_endpoint(f"https://127.0.0.1:{upstream.port}", allow_private=True)
-        assert isinstance(endpoint, Endpoint)
+        endpoint = of_type(Endpoint, parse_endpoint(f"https://127.0.0.1:{upstream.port}", allow_private=True))
         with pytest.raises(UpstreamUnreachable):
             await call(http_client, get(upstream, endpoint=endpoint))
 
