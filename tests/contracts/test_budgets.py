@@ -28,6 +28,7 @@ from tests.kit.ledger_records import (
     finish_of,
 )
 from tests.kit.ledger_steps import conclude, learn_terms, pay, settle
+from tests.kit.narrowing import of_type
 from tollway.ids import Address, ListingId
 from tollway.ledger.budgets import Budget, NoBudget, NonceTooLow, TooManyPending
 from tollway.ledger.channels import ChannelBusy
@@ -84,8 +85,7 @@ async def test_a_wallet_spends_up_to_its_limit_and_is_told_what_is_left(ledger: 
 async def test_each_limit_refuses_what_is_above_it(ledger: Any, limits: dict[str, str], reason: str) -> None:
     payment = await pay(ledger, 100)
     await bind(ledger, policy_of(**limits))
-    refused = await ledger.claim(claim_on(payment, 5))
-    assert isinstance(refused, BudgetExceeded)
+    refused = of_type(BudgetExceeded, await ledger.claim(claim_on(payment, 5)))
     assert refused.limit == reason
     assert await spent(ledger) == (0, 0, 0, 0)
     assert (await ledger.find_payments(payment.tx_hash))[0].taken_units == 0
@@ -170,8 +170,7 @@ async def test_a_metered_call_counts_its_maximum_and_then_its_price(ledger: Any)
 async def test_an_authorization_counts_once_and_comes_back_when_it_is_not_settled(ledger: Any) -> None:
     await bind(ledger, policy_of(maxPerDay="0.00001"))
     await ledger.claim(paid := authorized_claim(authorization_of(6)))
-    refused = await ledger.claim(authorized_claim(authorization_of(5)))
-    assert isinstance(refused, BudgetExceeded)
+    assert isinstance(await ledger.claim(authorized_claim(authorization_of(5))), BudgetExceeded)
     await settle(ledger, paid)
     await conclude(ledger, paid)
     assert await spent(ledger) == (6, 6, 6, 6)
@@ -189,8 +188,7 @@ async def test_the_calls_of_a_channel_count_and_its_deposit_does_not(ledger: Any
     await ledger.close(close_of(first, CallState.RELEASED))
     assert await spent(ledger) == (0, 0, 0, 0)
     await buy(ledger, channel, 20)
-    refused = await ledger.claim(voucher_claim(await reread(ledger, channel), 11))
-    assert isinstance(refused, BudgetExceeded)
+    assert isinstance(await ledger.claim(voucher_claim(await reread(ledger, channel), 11)), BudgetExceeded)
     assert (await reread(ledger, channel)).announced == 20
     await buy(ledger, channel, 10)
     assert await spent(ledger) == (30, 30, 30, 30)

@@ -10,6 +10,7 @@ from sqlalchemy import event
 
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, finish_of
 from tests.kit.ledger_steps import pay, read_rest
+from tests.kit.narrowing import of_type
 from tollway.ledger.ledger import Claimed, Fenced
 from tollway.ledger.records import CallState, RepeatsOpenCall
 
@@ -46,8 +47,7 @@ async def test_while_the_call_runs_again_elsewhere_the_same_request_is_another_c
     other, payment = await ledgers.gateway("two"), await pay(ledger)
     claim = await leave_open(ledger, payment)
     told = (await other.claim(same(payment))).call
-    again = await other.reopen(told.call_id, epoch=told.epoch, now_ms=NOW_MS)
-    assert isinstance(again, Claimed)
+    again = of_type(Claimed, await other.reopen(told.call_id, epoch=told.epoch, now_ms=NOW_MS))
     assert await ledger.reopen(told.call_id, epoch=told.epoch, now_ms=NOW_MS) == Fenced()
     assert isinstance(await ledger.claim(same(payment)), Claimed)
     assert await read_rest(ledger) == 2
@@ -98,11 +98,9 @@ async def test_an_answer_that_its_upstream_cut_short_is_run_again_at_once_and_on
     await ledger.claim(claim)
     await ledger.close(close_of(claim))
     ledger.finish(finish_of(claim, is_cut=True))
-    told = await ledger.claim(same(payment))
-    assert isinstance(told, RepeatsOpenCall)
+    told = of_type(RepeatsOpenCall, await ledger.claim(same(payment)))
     assert (told.call.call_id, told.call.state) == (claim.call_id, CallState.CONSUMED)
-    again = await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
-    assert isinstance(again, Claimed)
+    again = of_type(Claimed, await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS))
     await ledger.close(close_of(claim, epoch=again.epoch))
     ledger.finish(finish_of(claim, is_cut=True, epoch=again.epoch))
     assert isinstance(await ledger.claim(same(payment)), Claimed)
@@ -116,8 +114,7 @@ async def test_a_claim_immediately_after_a_cut_response_finds_it(ledger: Any) ->
         assert isinstance(await ledger.claim(claim), Claimed)
         await ledger.close(close_of(claim))
         ledger.finish(finish_of(claim, is_cut=True))
-        told = await ledger.claim(same(payment))
-        assert isinstance(told, RepeatsOpenCall)
+        assert isinstance(await ledger.claim(same(payment)), RepeatsOpenCall)
         again = await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
         await ledger.close(close_of(claim, epoch=again.epoch))
 
@@ -129,11 +126,9 @@ async def test_a_repeat_of_a_cut_answer_that_gets_no_head_leaves_it_open(ledger:
     await ledger.close(close_of(claim))
     ledger.finish(finish_of(claim, is_cut=True))
     for epoch in (1, 2):
-        told = await ledger.claim(same(payment))
-        assert isinstance(told, RepeatsOpenCall)
+        told = of_type(RepeatsOpenCall, await ledger.claim(same(payment)))
         assert (told.call.call_id, told.call.state) == (claim.call_id, CallState.CONSUMED)
-        again = await ledger.reopen(claim.call_id, epoch=epoch, now_ms=NOW_MS)
-        assert isinstance(again, Claimed)
+        again = of_type(Claimed, await ledger.reopen(claim.call_id, epoch=epoch, now_ms=NOW_MS))
         await ledger.close(close_of(claim, epoch=again.epoch, upstream_status=None))
     assert await ledger.find_open_call(payment.id, claim.digest) is None  # it has run three times
     assert await ledger.reopen(claim.call_id, epoch=3, now_ms=NOW_MS) == Fenced()

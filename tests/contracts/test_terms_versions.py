@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from tests.kit.listings import sample_listing
+from tests.kit.narrowing import existing
 from tests.kit.stores import make_sealer
 from tollway.ids import Address, ChainId
 from tollway.money import Price
@@ -70,8 +71,7 @@ async def test_the_heads_of_a_payee_are_those_of_its_versions_that_count(databas
     await store.publish(listing, heads={BASE: 100, OPTIMISM: 200})
 
     async def heads(chain_id: ChainId, *, versions: int) -> dict[Address, int]:
-        entry = await store.find(listing.id)
-        assert entry is not None
+        entry = existing(await store.find(listing.id))
         newest = replace(entry, versions=entry.versions[:versions])
         return dict(await store.list_payee_heads(newest, chain_id))
 
@@ -86,8 +86,7 @@ async def test_the_heads_of_a_payee_are_those_of_its_versions_that_count(databas
     assert await heads(BASE, versions=2) == {ALICE: 500, BOB: 300}  # the first version counts no more
     other = sample_listing(provider=ALICE, id="api_2")
     await store.publish(other)
-    entry = await store.find(other.id)
-    assert entry is not None
+    entry = existing(await store.find(other.id))
     assert await store.list_payee_heads(entry, BASE) == {}
 
 
@@ -96,8 +95,7 @@ async def test_an_edit_that_keeps_the_terms_records_no_head(database: Database) 
     listing = listing_at()
     await store.publish(listing)
     await store.revise(replace(listing, description="other"), expected_revision=1, heads={BASE: 100})
-    entry = await store.find(listing.id)
-    assert entry is not None
+    entry = existing(await store.find(listing.id))
     assert await store.list_payee_heads(entry, BASE) == {}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit.gateway import NOW_MS, USDC, gateway_listing
 from tests.kit.listings import find_block_in
+from tests.kit.narrowing import existing
 from tests.kit.payer import KeyWallet
 from tests.kit.proxy_requests import sample_request
 from tollway.errors import Code, Problem, Refusal
@@ -87,8 +88,7 @@ async def test_a_wallet_that_is_not_blocked_may_call() -> None:
 
 
 async def test_a_blocked_wallet_is_refused_before_other_errors() -> None:
-    problem = await check(access(PAYER), sample_request(tollway_max_price="0.001"))
-    assert problem is not None
+    problem = existing(await check(access(PAYER), sample_request(tollway_max_price="0.001")))
     assert problem.code is Code.WALLET_BLOCKED
     assert problem.detail == (
         "The operator of this gateway has blocked this wallet. Ask the operator, or use another wallet."
@@ -102,8 +102,7 @@ def test_a_block_and_a_suspension_repeat_the_reason_of_the_operator() -> None:
         "Ask the operator, or use another wallet."
     )
     listing = replace(gateway_listing(), suspended_ms=1, suspended_reason="under review")
-    problem = check_listing(CatalogEntry(listing=listing, versions=()), sample_request())
-    assert problem is not None
+    problem = existing(check_listing(CatalogEntry(listing=listing, versions=()), sample_request()))
     assert problem.detail == (
         'The operator has suspended this API. The reason of the operator: "under review". '
         "Choose another API; do not pay for this one."
@@ -112,8 +111,7 @@ def test_a_block_and_a_suspension_repeat_the_reason_of_the_operator() -> None:
 
 
 async def test_a_caller_may_say_what_is_too_dear() -> None:
-    problem = await check(access(), sample_request(tollway_max_price="0.009"))
-    assert problem is not None
+    problem = existing(await check(access(), sample_request(tollway_max_price="0.009")))
     assert (problem.code, problem.payment_state) == (Code.PRICE_ABOVE_MAX, "released")
 
 
@@ -195,8 +193,7 @@ async def test_a_listings_rate_is_counted_by_payer_when_all_else_is_well() -> No
         await check(harness, sample_request(tollway_max_price="0.001"), limited) is not None
     )  # counts for nothing
     assert await check(harness, listing=limited) is None
-    problem = await check(harness, listing=limited)
-    assert problem is not None
+    problem = existing(await check(harness, listing=limited))
     assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "released")
     assert await check(harness, listing=limited, payer=OTHER) is None
 
@@ -205,8 +202,7 @@ async def test_free_calls_have_a_rate_by_address_and_listing() -> None:
     harness = access()
     others: list[Any] = [await harness.check_free(sample_request(), LISTING) for _ in range(2)]
     assert others == [None, None]
-    problem = await harness.check_free(sample_request(), LISTING)
-    assert problem is not None
+    problem = existing(await harness.check_free(sample_request(), LISTING))
     assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "none")
     assert await harness.check_free(sample_request(client="198.51.100.9"), LISTING) is None
     assert await harness.check_free(sample_request(), replace(LISTING, id=ListingId("api_others"))) is None
@@ -258,8 +254,7 @@ async def test_a_free_call_that_is_refused_over_all_listings_counts_at_none() ->
             is None
         )
     for _ in range(5):
-        problem = await harness.check_free(sample_request(), replace(LISTING, rate_limit=rate))
-        assert problem is not None
+        problem = existing(await harness.check_free(sample_request(), replace(LISTING, rate_limit=rate)))
         assert problem.members["rateLimit"]["policy"] == "free-calls-address"  # type: ignore[index] # JSON
     client = sample_request().client_address
     waits = [await call_limits.charge_free_call(client, LISTING.id) for _ in range(3)]
@@ -269,8 +264,7 @@ async def test_a_free_call_that_is_refused_over_all_listings_counts_at_none() ->
 async def test_a_providers_own_rate_holds_for_free_calls_by_address() -> None:
     harness, limited = access(), replace(LISTING, rate_limit=RateLimit(calls=1, per_s=3_600))
     assert await harness.check_free(sample_request(client="2001:db8::1"), limited) is None
-    problem = await harness.check_free(sample_request(client="2001:db8::2"), limited)
-    assert problem is not None
+    problem = existing(await harness.check_free(sample_request(client="2001:db8::2"), limited))
     assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "none")
     assert problem.members["rateLimit"] == {"policy": "listing", "limit": 1, "windowSeconds": 3_600}
     assert problem.retry_after_s is not None

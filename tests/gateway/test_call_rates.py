@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from tests.kit.narrowing import existing
 from tollway.gateway.call_rates import CallRateLimits
 from tollway.ids import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS
@@ -44,8 +45,7 @@ async def test_look_ups_without_an_answer_have_a_limit_of_their_own() -> None:
     for _ in range(2):
         assert await call_limits.charge(client_address="a", signer="s") is None
         call_limits.count_unresolved(client_address="a", signer="s")
-    wait_s = await call_limits.charge(client_address="a", signer="t")
-    assert wait_s is not None
+    wait_s = existing(await call_limits.charge(client_address="a", signer="t"))
     assert wait_s <= 10
     assert await call_limits.charge(client_address="b", signer="t") is None
 
@@ -54,8 +54,7 @@ async def test_free_calls_count_per_address_and_listing() -> None:
     call_limits = CallRateLimits(limits=LIMITS, rate_limiter=RateLimiter())
     asked = [("a", ONE), ("a", ONE), ("a", TWO), ("b", ONE)]
     assert [await call_limits.charge_free_call(*who) for who in asked] == [None] * 4
-    wait_s = await call_limits.charge_free_call("a", ONE)
-    assert wait_s is not None
+    wait_s = existing(await call_limits.charge_free_call("a", ONE))
     assert 1 <= wait_s <= 60
 
 
@@ -66,6 +65,5 @@ async def test_a_listings_rate_counts_per_payer_and_listing() -> None:
     )
     asked = [(ONE, ALICE), (ONE, BOB), (TWO, ALICE)]
     assert [await call_limits.charge_listing(rate, *who) for who in asked] == [None] * 3
-    wait_s = await call_limits.charge_listing(rate, ONE, ALICE)
-    assert wait_s is not None
+    wait_s = existing(await call_limits.charge_listing(rate, ONE, ALICE))
     assert 1 <= wait_s <= 30

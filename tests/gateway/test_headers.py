@@ -6,6 +6,7 @@ from typing import Any
 import http_sf
 import pytest
 
+from tests.kit.narrowing import existing, of_type
 from tollway.errors import Code, Problem
 from tollway.gateway.headers import (
     RETURNED_NAME_BYTES_MAX,
@@ -33,9 +34,7 @@ PATH = "/api/v2/gateway/api_1"
 
 
 def _endpoint(text: str) -> Endpoint:
-    endpoint = parse_endpoint(text, allow_private=False)
-    assert isinstance(endpoint, Endpoint)
-    return endpoint
+    return of_type(Endpoint, parse_endpoint(text, allow_private=False))
 
 
 ENDPOINT = _endpoint("https://api.example.com/v1/")
@@ -117,15 +116,13 @@ def test_lets_ordinary_requests_in(headers: Headers) -> None:
     ],
 )
 def test_refuses_what_could_be_read_in_two_ways(headers: Headers) -> None:
-    refused = _check(headers)
-    assert refused is not None
+    refused = existing(_check(headers))
     assert refused.code is Code.INVALID_REQUEST
     assert refused.errors[0].parameter
 
 
 def test_a_refusal_never_shows_the_value() -> None:
-    refused = _check([(b"x-signature", b"0xsecret"), (b"x-signature", b"0xsecret")])
-    assert refused is not None
+    refused = existing(_check([(b"x-signature", b"0xsecret"), (b"x-signature", b"0xsecret")]))
     assert "secret" not in repr(refused)
 
 

@@ -22,6 +22,7 @@ from tests.kit.metered_gateway import (
     MeteredGateway,
     make_metering,
 )
+from tests.kit.narrowing import existing
 from tests.kit.upstream import Answerer, Arrived, hang_up, held, plain, raw
 from tests.kit.waits import until
 from tollway.errors import Refusal
@@ -88,9 +89,7 @@ async def taken_units(gateway: InProcessGateway, payment: Payment) -> int:
 
 async def finish_of(gateway: InProcessGateway) -> Finish:
     (record, *_) = await gateway.history()
-    finish = gateway.ledger.rows.calls[record.id].finish
-    assert finish is not None
-    return finish
+    return existing(gateway.ledger.rows.calls[record.id].finish)
 
 
 # ---------------------------------------------------------------------- the price at the head
@@ -128,8 +127,7 @@ async def test_a_short_answer_is_priced_before_its_head(
         == f"{(CREDIT - units) / 10**6:.6f}".rstrip("0") + " USDC"
     )
     assert (await taken_units(gateway, payment), gateway.usage_kinds) == (units, [kind])
-    usage = (await finish_of(gateway)).usage
-    assert usage is not None
+    usage = existing((await finish_of(gateway)).usage)
     assert usage.actual_units == units
 
 
@@ -232,8 +230,7 @@ async def test_what_a_short_answer_used_is_written_with_its_close(gateway: Meter
         gateway.upstream.answer = answer
         await call(gateway, payment, target=f"/{is_written}")
         (record, *_) = await gateway.history()
-        close = gateway.ledger.rows.calls[record.id].close
-        assert close is not None
+        close = existing(gateway.ledger.rows.calls[record.id].close)
         assert (close.is_metered, close.finish is not None) == (True, is_written)
 
 
@@ -760,8 +757,7 @@ async def test_what_is_long_is_parsed_in_a_thread(
     )
     await meter.add(used(8).ljust(size), is_last=True)
     assert (reader.threads != {threading.get_ident()}) is is_in_thread
-    usage = await meter.end(is_cut=False, is_interrupted=False)
-    assert usage is not None
+    usage = existing(await meter.end(is_cut=False, is_interrupted=False))
     assert usage.actual_units == BASE + 8 * UNIT
 
 
@@ -801,8 +797,7 @@ async def test_what_a_call_cost_counts_in_the_quality_of_its_operation(
 
 
 async def test_the_provider_s_own_calls_say_nothing_of_what_calls_cost(gateway: InProcessGateway) -> None:
-    listing = await gateway.catalog.find(ListingId("api_quotes"))
-    assert listing is not None
+    listing = existing(await gateway.catalog.find(ListingId("api_quotes")))
     await gateway.revise(listing.listing, provider=gateway.wallet.address)
     payment = await gateway.pay(CREDIT)
     gateway.upstream.answer = plain(used(9), headers=(JSON,))

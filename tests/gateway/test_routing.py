@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit.gateway import gateway_listing
+from tests.kit.narrowing import of_type
 from tests.kit.proxy_requests import sample_request
 from tollway.errors import Code, Problem
 from tollway.gateway.messages import ProxyRequest
@@ -59,8 +60,7 @@ def opened(found: Route | Problem) -> Route:
     ],
 )
 def test_reports_a_closed_listing_in_the_order_of_the_contract(changes: dict[str, Any], code: Code) -> None:
-    problem = find(request(), **{"endpoint": "https://api.example.com/base", **changes})
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, find(request(), **{"endpoint": "https://api.example.com/base", **changes}))
     assert problem.code is code
 
 
@@ -137,8 +137,7 @@ def test_a_paused_listing_sells_nothing_at_the_price_of_before() -> None:
     before = replace(listing, status="active").current_terms(since_ms=0)
     versions = (listing.current_terms(since_ms=1), replace(before, until_ms=1))
     router = Router(wait_s=lambda endpoint: None, allow_private=False, schemas=RequestSchemas())
-    problem = router.match(CatalogEntry(listing=listing, versions=versions), request())
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, router.match(CatalogEntry(listing=listing, versions=versions), request()))
     assert problem.code is Code.API_PAUSED
 
 
@@ -194,6 +193,5 @@ def test_a_listing_that_refuses_other_paths_serves_what_is_documented_or_priced(
 def test_the_document_serves_no_method_that_the_listing_does_not_take() -> None:
     open_host = {"other_paths": "refuse", "openapi": DOCUMENT, "endpoint": "https://api.example.com"}
     assert isinstance(find(request(), methods=("GET",), **open_host), Route)
-    problem = find(request(method="POST"), methods=("GET",), **open_host)
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, find(request(method="POST"), methods=("GET",), **open_host))
     assert problem.code is Code.METHOD_NOT_ALLOWED

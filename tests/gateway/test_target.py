@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.kit.narrowing import of_type
 from tollway.errors import Code, Problem
 from tollway.gateway.target import (
     Target,
@@ -17,9 +18,7 @@ from tollway.outbound.policy import Endpoint, parse_endpoint
 
 
 def _endpoint(text: str) -> Endpoint:
-    endpoint = parse_endpoint(text, allow_private=False)
-    assert isinstance(endpoint, Endpoint)
-    return endpoint
+    return of_type(Endpoint, parse_endpoint(text, allow_private=False))
 
 
 BASE = _endpoint("https://api.example.com/v1/")
@@ -43,8 +42,7 @@ BASE = _endpoint("https://api.example.com/v1/")
 def test_splits_the_raw_path_without_decoding(
     raw: bytes, query: bytes, expected: tuple[str, str, str], signed: str
 ) -> None:
-    target = split_target(raw, query)
-    assert isinstance(target, Target)
+    target = of_type(Target, split_target(raw, query))
     assert (target.api_id, target.rest, target.query) == expected
     assert target.signed == signed
 
@@ -61,8 +59,7 @@ def test_other_paths_are_no_gateway_call(raw: bytes) -> None:
     ("raw", "query"), [(b"/api/v2/gateway/a/\xff", b""), (b"/api/v2/gateway/a/", b"\xc0\xaf")]
 )
 def test_refuses_bytes_that_are_not_utf8(raw: bytes, query: bytes) -> None:
-    refused = split_target(raw, query)
-    assert isinstance(refused, Problem)
+    refused = of_type(Problem, split_target(raw, query))
     assert refused.code is Code.INVALID_REQUEST
 
 
@@ -304,8 +301,7 @@ def test_the_most_specific_operation_wins(method: str, rest: str, price: int | N
     ],
 )
 def test_refuses_a_path_that_another_server_would_price_differently(method: str, rest: str) -> None:
-    refused = match_operation(OPERATIONS, method, rest)
-    assert isinstance(refused, Problem)
+    refused = of_type(Problem, match_operation(OPERATIONS, method, rest))
     assert refused.code is Code.INVALID_REQUEST
 
 

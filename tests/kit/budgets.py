@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.kit.ledger_records import NOW_MS, PAYER
+from tests.kit.narrowing import of_type
 from tollway.ids import Address
 from tollway.ledger.budgets import Budget
 from tollway.ledger.ledger import BudgetExceeded
@@ -54,6 +55,4 @@ async def store(ledger: Any, policy: SpendingPolicy, now_ms: int = NOW_MS, pendi
 async def bind(ledger: Any, policy: SpendingPolicy, now_ms: int = NOW_MS, nonce: int = 1) -> Budget:
     """Stores the policy, and the agent accepts its owner."""
     assert isinstance(await store(ledger, policy, now_ms), Budget)
-    bound = await ledger.accept_owner(policy.agent, policy.owner, nonce=nonce, now_ms=now_ms)
-    assert isinstance(bound, Budget)
-    return bound
+    return of_type(Budget, await ledger.accept_owner(policy.agent, policy.owner, nonce=nonce, now_ms=now_ms))

@@ -14,6 +14,7 @@ from eth_account.signers.local import LocalAccount
 from tests.kit.asgi_exchange import Exchange, HeaderPairs
 from tests.kit.channel_payer import ChannelPayer, Json
 from tests.kit.gateway import CHAIN, NOW_MS, PUBLIC_URL, TOKEN, USDC, InProcessGateway
+from tests.kit.narrowing import existing
 from tests.kit.payer import decode_header, encode_header
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.channel_offers import ChannelOffers, join_requirements
@@ -158,9 +159,7 @@ class ChannelCaller:
         return await self.pay(self.signer.voucher(ceiling), *headers, **more)
 
     async def channel(self) -> Channel:
-        found = await self.find_channel()
-        assert found is not None
-        return found
+        return existing(await self.find_channel())
 
     async def find_channel(self) -> Channel | None:
         found: Channel | None = await self.gateway.ledger.find_channel(CHAIN, self.signer.channel_id)

@@ -12,6 +12,7 @@ from sqlalchemy import select, text, update
 
 from tests.kit.clocks import StoppedClock
 from tests.kit.ledger_records import NOW_MS, PROVIDER
+from tests.kit.narrowing import existing, of_type
 from tests.kit.stores import make_sealer
 from tests.kit.waits import until
 from tollway.chain.networks import PRESETS
@@ -93,9 +94,7 @@ class WebhookHarness:
             "created_ms": self.now_ms,
         }
         new = NewEndpoint(wallet=wallet, types=tuple(types), **{**defaults, **fields})
-        endpoint = await self.store.register(new, count_max=10)
-        assert isinstance(endpoint, WebhookEndpoint), endpoint
-        return endpoint
+        return of_type(WebhookEndpoint, await self.store.register(new, count_max=10))
 
     async def confirm(self, endpoint: WebhookEndpoint) -> None:
         """Makes an endpoint active, and the time that of its first event."""
@@ -176,17 +175,14 @@ class WebhookHarness:
 
     async def send(self, endpoint: WebhookEndpoint, response: Response, *, next_ms: int | None = None) -> Any:
         """One attempt with its end."""
-        attempt = await self.begin(endpoint)
-        assert attempt is not None
+        attempt = existing(await self.begin(endpoint))
         await self.end(attempt, response, next_ms=next_ms)
         return attempt
 
     async def list_deliveries(self, endpoint: WebhookEndpoint, **query: Any) -> tuple[WebhookDelivery, ...]:
         """The deliveries that the owner of an endpoint sees, newest first."""
         options = {"state": None, "before": None, "limit": 10, **query}
-        listed = await self.store.deliveries_of(endpoint.wallet, endpoint.id, **options)
-        assert listed is not None
-        return listed
+        return existing(await self.store.deliveries_of(endpoint.wallet, endpoint.id, **options))
 
     async def activate(self, wallet: Address = PROVIDER, **fields: Any) -> WebhookEndpoint:
         endpoint = await self.register(wallet, **fields)

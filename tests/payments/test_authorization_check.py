@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.narrowing import of_type
 from tests.kit.payer import (
     CHALLENGER,
     NOW_S,
@@ -190,9 +191,7 @@ def shown(dialect: Dialect, payer: AuthorizationSigner | None = None) -> tuple[b
 
 
 def read(dialect: Dialect, payer: AuthorizationSigner | None = None) -> PresentedAuthorization:
-    presented = parse(shown(dialect, payer))
-    assert isinstance(presented, PresentedAuthorization)
-    return presented
+    return of_type(PresentedAuthorization, parse(shown(dialect, payer)))
 
 
 @pytest.mark.parametrize("dialect", Dialect)
@@ -207,8 +206,7 @@ def test_every_dialect_gives_the_same_record(dialect: Dialect) -> None:
     assert (presented.valid_after, presented.valid_before) == (0, AuthorizationSigner().valid_before)
     assert presented.token == (None if dialect is Dialect.X402_V1 else USDC.token)
     assert bool(presented.challenge_id) is (dialect is Dialect.MPP)
-    matched = match_requirement(presented, [requirement_of()])
-    assert isinstance(matched, tuple)
+    matched = of_type(tuple, match_requirement(presented, [requirement_of()]))
     requirement, authorization = matched
     assert requirement == requirement_of()
     assert isinstance(authorization, Authorization)
@@ -239,16 +237,14 @@ def test_other_headers_give_none(headers: list[tuple[bytes, bytes]]) -> None:
      b'Payment id="x", realm="y"', b"Payment " + b"A" * 20_000],
 )  # fmt: skip
 def test_garbage_in_a_payment_credential_is_malformed(value: bytes) -> None:
-    problem = parse((b"authorization", value))
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, parse((b"authorization", value)))
     assert (problem.code, problem.reason) == (Code.PAYMENT_MALFORMED, "invalid_payload")
 
 
 @pytest.mark.parametrize("name", [b"payment-signature", b"x-payment"])
 @pytest.mark.parametrize("value", [b"", b"garbage!", b"e30=", b"\xff", b"A" * 20_000])
 def test_garbage_in_an_x402_header_is_malformed(name: bytes, value: bytes) -> None:
-    problem = parse((name, value))
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, parse((name, value)))
     assert problem.code is Code.PAYMENT_MALFORMED
 
 
@@ -265,14 +261,12 @@ def test_two_authorisations_in_the_headers_of_x402_are_refused_without_terms() -
     for headers in ([(name, value), shown(Dialect.X402_V1, other)],
                     [(name, value), (b"x-payment", shown(Dialect.X402_V2, other)[1])],
                     [(name, value), (b"x-payment", b"e30=")], [(name, b"e30="), shown(Dialect.X402_V1)]):  # fmt: skip
-        problem = parse(*headers)
-        assert isinstance(problem, Problem)
+        problem = of_type(Problem, parse(*headers))
         assert (problem.code, problem.reason) == (Code.INVALID_REQUEST, "more_than_one_rail")
 
 
 def test_one_malformed_value_in_both_headers_of_x402_is_malformed() -> None:
-    problem = parse((b"payment-signature", b"e30="), (b"x-payment", b"e30="))
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, parse((b"payment-signature", b"e30="), (b"x-payment", b"e30=")))
     assert problem.code is Code.PAYMENT_MALFORMED
 
 
@@ -281,8 +275,7 @@ def test_one_malformed_value_in_both_headers_of_x402_is_malformed() -> None:
     [(Dialect.X402_V1, Dialect.MPP), (Dialect.X402_V2, Dialect.MPP), (Dialect.X402_V2, Dialect.X402_V2)],
 )
 def test_more_than_one_is_refused_without_terms(names: tuple[Dialect, Dialect]) -> None:
-    problem = parse(*(shown(dialect) for dialect in names))
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, parse(*(shown(dialect) for dialect in names)))
     assert (problem.code, problem.reason) == (Code.INVALID_REQUEST, "more_than_one_rail")
 
 
@@ -301,8 +294,7 @@ def test_each_rail_can_be_off_and_its_authorisation_is_parsed_for_the_ledger(dia
 
 @pytest.mark.parametrize("value", [b"Payment", b"Payment garbage", b"Payment e30"])
 def test_what_is_no_credential_is_not_supported_where_mpp_is_off(value: bytes) -> None:
-    problem = parse((b"authorization", value), challenger=None)
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, parse((b"authorization", value), challenger=None))
     assert problem.code is Code.PAYMENT_METHOD_UNSUPPORTED
 
 
@@ -314,10 +306,8 @@ def test_the_header_is_bounded_by_the_limit() -> None:
 
 def test_a_faulty_challenge_is_refused_only_when_terms_are_matched() -> None:
     """The ledger comes first: the response to an authorisation that has paid must not contain a new challenge."""
-    presented = parse(shown(Dialect.MPP), now_s=NOW_S + 10_000)
-    assert isinstance(presented, PresentedAuthorization)
-    refused = match_requirement(presented, [requirement_of()])
-    assert isinstance(refused, Problem)
+    presented = of_type(PresentedAuthorization, parse(shown(Dialect.MPP), now_s=NOW_S + 10_000))
+    refused = of_type(Problem, match_requirement(presented, [requirement_of()]))
     assert (refused.code, refused.reason) == (Code.PAYMENT_EXPIRED, "challenge_expired")
 
 
@@ -330,8 +320,7 @@ def test_an_unknown_member_is_refused_only_when_terms_are_matched(dialect: Diale
     presented = parse((name, prefix + encode_header(content, is_urlsafe=dialect is Dialect.MPP)))
     assert isinstance(presented, PresentedAuthorization)
     assert presented.nonce == read(dialect).nonce
-    refused = match_requirement(presented, [requirement_of()])
-    assert isinstance(refused, Problem)
+    refused = of_type(Problem, match_requirement(presented, [requirement_of()]))
     assert (refused.code, refused.reason) == (Code.PAYMENT_MALFORMED, "invalid_payload")
     assert "`note`" in refused.detail
 
@@ -356,8 +345,7 @@ ELSEWHERE = replace(USDC, chain_id=ChainId(8453))
 def test_refuses_with_the_reason_of_the_nearest_requirement(
     payer: AuthorizationSigner, requirements: Any, code: Code, reason: str
 ) -> None:
-    refused = match_requirement(read(Dialect.X402_V2, payer), requirements)
-    assert isinstance(refused, Problem)
+    refused = of_type(Problem, match_requirement(read(Dialect.X402_V2, payer), requirements))
     assert (refused.code, refused.reason, refused.payment_state) == (code, reason, "none")
 
 
@@ -387,13 +375,11 @@ def test_version_1_uses_the_token_of_the_signature() -> None:
         domain=TokenDomain(name="EURC", version="2"),
     )
     requirements = [requirement_of(euro), requirement_of()]
-    matched = match_requirement(read(Dialect.X402_V1), requirements)
-    assert isinstance(matched, tuple)
+    matched = of_type(tuple, match_requirement(read(Dialect.X402_V1), requirements))
     assert matched[0].asset == USDC
     # A contract wallet's choice is unknown here: the first is used, and its token decides.
     smart = replace(read(Dialect.X402_V1), signature=b"\1" * 80)
-    matched = match_requirement(smart, requirements)
-    assert isinstance(matched, tuple)
+    matched = of_type(tuple, match_requirement(smart, requirements))
     assert matched[0].asset == euro
 
 
@@ -408,8 +394,7 @@ def test_parses_payments_of_stock_clients(path: Path) -> None:
     headers = [
         (name.lower().encode(), value.encode()) for name, value in vector["paid"]["request"]["headers"]
     ]
-    presented = parse(*headers)
-    assert isinstance(presented, PresentedAuthorization)
+    presented = of_type(PresentedAuthorization, parse(*headers))
     payer = Address.parse(vector["signer"]["address"])
     assert (presented.payer, presented.base_units) == (payer, 10_000)
     if presented.dialect is Dialect.MPP:  # its challenge was another server's; everything else must hold
@@ -418,8 +403,7 @@ def test_parses_payments_of_stock_clients(path: Path) -> None:
         challenge = vector["paid"]["decoded"]["challenge"]
         assert presented.nonce == keccak256((challenge["id"] + challenge["realm"]).encode())
         presented = replace(presented, fault=None)
-    matched = match_requirement(presented, [requirement_of(pay_to=presented.payee)])
-    assert isinstance(matched, tuple)
+    matched = of_type(tuple, match_requirement(presented, [requirement_of(pay_to=presented.payee)]))
     requirement, authorization = matched
     assert requirement.asset.domain is not None
     assert recover_signer(authorization, requirement.asset.domain) == payer

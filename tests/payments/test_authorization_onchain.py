@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.chain import NO_ANSWER, REVERTED, MemoryChain
+from tests.kit.narrowing import existing, of_type
 from tests.kit.payer import CHAIN, USDC, AuthorizationSigner, facts_of, requirement_of
 from tests.kit.settlement import TOKEN, SettlementHarness
 from tollway.chain.port import ChainFacts, ContractResult, Quorum
@@ -119,17 +120,13 @@ async def test_an_unavailable_chain_raises(chain: MemoryChain) -> None:
 
 async def test_a_transfer_names_its_block_and_whether_it_is_final(chain: MemoryChain) -> None:
     tx_hash = chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
-    facts = await chain.fetch_facts(CHAIN, tx_hash)
-    assert isinstance(facts, ChainFacts)
-    transfer = find_transfer(facts, AUTHORIZATION, quorum=Quorum.AGREED)
-    assert transfer is not None
+    facts = of_type(ChainFacts, await chain.fetch_facts(CHAIN, tx_hash))
+    transfer = existing(find_transfer(facts, AUTHORIZATION, quorum=Quorum.AGREED))
     assert (transfer.tx_hash, transfer.block_number) == (tx_hash, facts.block_number)
     assert not transfer.is_final
     chain.bury(CHAIN, 20)
-    final = await chain.fetch_facts(CHAIN, tx_hash)
-    assert isinstance(final, ChainFacts)
-    found = find_transfer(final, AUTHORIZATION, quorum=Quorum.AGREED)
-    assert found is not None
+    final = of_type(ChainFacts, await chain.fetch_facts(CHAIN, tx_hash))
+    found = existing(find_transfer(final, AUTHORIZATION, quorum=Quorum.AGREED))
     assert found.is_final
     assert find_transfer(final, AUTHORIZATION, quorum=Quorum.ONE) == replace(found, is_final=False)
 
@@ -138,8 +135,7 @@ async def test_a_transfer_names_its_block_and_whether_it_is_final(chain: MemoryC
 async def test_one_nodes_response_makes_no_transfer_final(chain: MemoryChain, quorum: Quorum) -> None:
     chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     chain.bury(CHAIN, 20)
-    use = await find_use(chain, AUTHORIZATION, from_block=0, depth=1, quorum=quorum)
-    assert isinstance(use, TransferFound)
+    use = of_type(TransferFound, await find_use(chain, AUTHORIZATION, from_block=0, depth=1, quorum=quorum))
     assert use.transfer.is_final is (quorum is Quorum.AGREED)
 
 
@@ -217,8 +213,7 @@ async def test_a_wallet_with_code_is_called_within_its_limits(authorization: Aut
     ],
 )
 async def test_refuses_every_result_that_does_not_confirm_within_the_limits(answer: ContractResult) -> None:
-    refused = await ask(AskedChain(lambda calldata: answer))
-    assert refused is not None
+    refused = existing(await ask(AskedChain(lambda calldata: answer)))
     assert (refused.code, refused.reason) == (
         Code.PAYMENT_VERIFICATION_FAILED,
         "invalid_exact_evm_payload_signature",
@@ -259,8 +254,7 @@ async def test_the_check_before_a_call_calls_the_wallet_once() -> None:
         for answer, kind in ((YES, Cover), (REVERTED, Problem)):
             harness.chain.deploy(CHAIN, payer.address, lambda calldata, answer=answer: answer)
             before = harness.chain.request_count
-            checked = await harness.check(smart)
-            assert isinstance(checked, kind)
+            assert isinstance(await harness.check(smart), kind)
             assert harness.chain.request_count == before + 2
 
 
@@ -306,8 +300,7 @@ async def test_a_delegated_account_whose_code_refuses_learns_so() -> None:
         payer = harness.payer()
         harness.chain.deploy(CHAIN, payer.address, lambda calldata: NO_ANSWER)
         harness.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
-        refused = await harness.check(payer.authorize())
-        assert isinstance(refused, Problem)
+        refused = of_type(Problem, await harness.check(payer.authorize()))
         assert refused.reason == "invalid_exact_evm_transaction_simulation_failed"
         assert refused.detail is not None
         assert OWN_CODE in refused.detail

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.kit.narrowing import of_type
 from tollway.bounded_cache import BoundedCache
 from tollway.errors import Code, Problem
 from tollway.ids import TxHash
@@ -47,8 +48,7 @@ def test_parsed_proofs_are_kept_within_their_bytes() -> None:
 
 
 def test_parses_the_bound_form_and_the_network() -> None:
-    proof = parse_proof(headers(x_signature_params=PARAMS, x_payment_network="eip155:8453"))
-    assert isinstance(proof, Proof)
+    proof = of_type(Proof, parse_proof(headers(x_signature_params=PARAMS, x_payment_network="eip155:8453")))
     assert proof.binding == Binding(valid_until=1_800_000_000, nonce=b"\x0c" * 32, body_hash=None)
     assert proof.chain_id == 8453
 
@@ -59,8 +59,7 @@ def test_parses_the_bound_form_and_the_network() -> None:
     ids=["lower", "upper", "mixed", "other"],
 )
 def test_every_spelling_of_a_hash_is_one_payment(spelling: str) -> None:
-    proof = parse_proof(headers(x_payment_tx=spelling))
-    assert isinstance(proof, Proof)
+    proof = of_type(Proof, parse_proof(headers(x_payment_tx=spelling)))
     assert proof.tx_hash == TxHash.parse(TX)
     assert str(proof.tx_hash) == TX
 
@@ -86,8 +85,7 @@ def test_takes_every_recovery_id_of_the_contract(v: str) -> None:
 
 @pytest.mark.parametrize("length", [1, 64, 66, 130, 4096])
 def test_takes_other_lengths_for_contract_payers(length: int) -> None:
-    proof = parse_proof(headers(x_signature="0x" + "77" * length))
-    assert isinstance(proof, Proof)
+    proof = of_type(Proof, parse_proof(headers(x_signature="0x" + "77" * length)))
     assert len(proof.signature) == length
 
 
@@ -132,8 +130,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refuses_what_is_no_proof(case: str) -> None:
     parameter, code, change = REFUSED[case]
-    problem = parse_proof(headers(**change))
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, parse_proof(headers(**change)))
     assert (problem.code, problem.payment_state) == (Code.INVALID_REQUEST, "none")
     assert [(error.parameter, error.code) for error in problem.errors] == [(parameter, code)]
     assert problem.reason == f"{code}_header"
@@ -142,8 +139,7 @@ def test_refuses_what_is_no_proof(case: str) -> None:
 @pytest.mark.parametrize("name", ["x-payment-tx", "x-signature", "x-signature-params", "x-payment-network"])
 def test_refuses_a_repeated_header_even_with_the_same_value(name: str) -> None:
     line = (name.encode(), b"whatever")
-    problem = parse_proof([line, *headers(), line])
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, parse_proof([line, *headers(), line]))
     assert [error.code for error in problem.errors] == ["duplicated"]
     assert problem.errors[0].parameter is not None
     assert problem.errors[0].parameter.lower() == name
@@ -209,9 +205,7 @@ def test_refuses_a_binding(text: str) -> None:
 
 
 def test_params_with_other_bytes_are_refused_without_repeating_them() -> None:
-    problem = parse_proof(headers(x_signature_params=b"\xff"))
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, parse_proof(headers(x_signature_params=b"\xff")))
     assert "codec" not in problem.detail
-    problem = parse_proof(headers(x_signature=b"0x\xff\xff"))
-    assert isinstance(problem, Problem)
+    problem = of_type(Problem, parse_proof(headers(x_signature=b"0x\xff\xff")))
     assert "codec" not in problem.detail

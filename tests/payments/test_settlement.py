@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from tests.kit.chain_blocks import parse_sent
 from tests.kit.ledger_records import close_of
+from tests.kit.narrowing import of_type
 from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, requirement_of
 from tests.kit.settlement import (
     HASTY,
@@ -50,8 +51,7 @@ async def hasty() -> AsyncIterator[SettlementHarness]:
 
 async def test_the_transfer_is_made_once_and_the_call_is_consumed(harness: SettlementHarness) -> None:
     call = await harness.claim()
-    outcome = await call.settle()
-    assert isinstance(outcome, Settled)
+    outcome = of_type(Settled, await call.settle())
     assert await call.read_state() is CallState.CONSUMED
     (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
     assert outcome.transfer.tx_hash == attempt.tx_hash
@@ -100,8 +100,7 @@ async def test_a_refused_simulation_fails_the_settlement(harness: SettlementHarn
 async def test_a_front_run_by_the_same_transfer_pays_the_call(harness: SettlementHarness) -> None:
     call = await harness.claim()
     call.land()
-    outcome = await call.settle()
-    assert isinstance(outcome, Settled)
+    assert isinstance(await call.settle(), Settled)
     assert await call.read_state() is CallState.CONSUMED
     assert harness.chain.broadcasts == []
     assert await harness.ledger.attempts_of(call.claim.call_id) == ()
@@ -138,8 +137,7 @@ async def test_a_front_run_between_simulation_and_block_pays_the_call(harness: S
         await until(lambda: harness.chain.broadcasts)
         call.land()
         harness.chain.mine_sent(CHAIN)
-    outcome = settling.result()
-    assert isinstance(outcome, Settled)
+    outcome = of_type(Settled, settling.result())
     (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
     assert outcome.transfer.tx_hash != attempt.tx_hash
 
@@ -403,8 +401,7 @@ async def test_a_valid_authorisation_is_covered_after_one_round_trip(harness: Se
 async def test_an_authorisation_that_would_not_pay_is_refused(
     harness: SettlementHarness, change: Any, code: Code
 ) -> None:
-    refused = await harness.check(harness.payer(**change).authorize())
-    assert isinstance(refused, Problem)
+    refused = of_type(Problem, await harness.check(harness.payer(**change).authorize()))
     assert refused.code is code
 
 
@@ -434,8 +431,7 @@ async def test_look_ups_of_worthless_authorisations_are_limited(harness: Settlem
     for _ in range(harness.limits.lookups_per_minute):
         await harness.check(junk.authorize())
     before = harness.chain.request_count
-    refused = await harness.check(junk.authorize())
-    assert isinstance(refused, Problem)
+    refused = of_type(Problem, await harness.check(junk.authorize()))
     assert refused.code is Code.RATE_LIMITED
     assert harness.chain.request_count == before
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.narrowing import of_type
 from tests.payments.conftest import MAIN, SECOND, TEST, TOKEN
 from tollway.chain.port import ChainFacts, NotMined
 from tollway.errors import ChainUnavailable, Code, Refusal
@@ -33,8 +34,7 @@ async def test_every_chain_is_read_and_each_that_is_away_says_so(
     tx_hash = harness.pay()
     harness.chain.disconnect(SECOND)
     found = await inspector.inspect(tx_hash, reader=READER)
-    facts = found.answers[MAIN]
-    assert isinstance(facts, ChainFacts)
+    facts = of_type(ChainFacts, found.answers[MAIN])
     assert facts.tx_hash == tx_hash
     assert isinstance(found.answers[SECOND], ChainUnavailable)
     assert found.answers[TEST] == NotMined(chain_id=TEST, is_pending=False)
@@ -85,8 +85,7 @@ async def test_a_recorded_payment_is_compared_with_its_chain(
     async def look() -> StillPays | NotCanonical | NoLongerPays | None:
         return recheck(await inspector.inspect(tx_hash, reader=READER), payment, harness.rules)
 
-    still = await look()
-    assert isinstance(still, StillPays)
+    still = of_type(StillPays, await look())
     assert (still.payment.value_units, still.is_deep) == (20_000, True)
     harness.chain.disconnect(MAIN)
     assert await look() is None
@@ -101,8 +100,7 @@ async def test_transfers_are_those_of_the_currencies_of_the_gateway(
     caller, thief, provider = (one.address for one in (harness.caller, harness.thief, harness.provider))
     logs = (harness.transfer(caller, 7), harness.transfer(thief, 9))
     tx_hash = harness.mine(*logs, recipient=provider, value=5)
-    facts = (await inspector.inspect(tx_hash, reader=READER)).answers[MAIN]
-    assert isinstance(facts, ChainFacts)
+    facts = of_type(ChainFacts, (await inspector.inspect(tx_hash, reader=READER)).answers[MAIN])
     found = list_transfers(facts, harness.rules[MAIN])
     assert [(one.asset.token, one.sender, one.recipient, one.base_units) for one in found] == [
         (TOKEN, caller, provider, 7),
@@ -110,6 +108,5 @@ async def test_transfers_are_those_of_the_currencies_of_the_gateway(
         (None, caller, provider, 5),
     ]
     failed = harness.mine(*logs, recipient=provider, value=5, succeeded=False)
-    facts = (await inspector.inspect(failed, reader=READER)).answers[MAIN]
-    assert isinstance(facts, ChainFacts)
+    facts = of_type(ChainFacts, (await inspector.inspect(failed, reader=READER)).answers[MAIN])
     assert list_transfers(facts, harness.rules[MAIN]) == ()

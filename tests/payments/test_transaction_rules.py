@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.chain import authorization_log, transfer_log
+from tests.kit.narrowing import of_type
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts, Log
 from tollway.chain.tokens import TRANSFER_TOPIC
@@ -102,8 +103,7 @@ def worth(result: VerificationResult) -> dict[tuple[str, Address, Address], int]
 
 
 def test_accepts_a_plain_transfer_with_its_payment() -> None:
-    result = ask(facts(pay(A, P, 10_000)))
-    assert isinstance(result, Accepted)
+    result = of_type(Accepted, ask(facts(pay(A, P, 10_000))))
     (payment,) = result.payments
     assert (payment.chain_id, payment.tx_hash, payment.asset) == (CHAIN, b"\x77" * 32, USDC.key)
     assert (payment.payer, payment.payee, payment.value_units) == (A, P, 10_000)
@@ -113,8 +113,7 @@ def test_accepts_a_plain_transfer_with_its_payment() -> None:
 
 @pytest.mark.parametrize(("finalized", "is_final"), [(99, False), (100, True), (0, False)])
 def test_a_payment_is_final_when_its_block_is(finalized: int, is_final: bool) -> None:
-    result = ask(facts(pay(A, P, 1), finalized_number=finalized))
-    assert isinstance(result, Accepted)
+    result = of_type(Accepted, ask(facts(pay(A, P, 1), finalized_number=finalized)))
     assert result.payments[0].is_final is is_final
 
 
@@ -459,8 +458,7 @@ def recorded(units: int = 10, **fields: Any) -> Payment:
     ids=["the same", "another beside", "worth less", "shallow", "old"],
 )
 def test_a_recorded_payment_still_pays(given: ChainFacts, units: int, is_deep: bool) -> None:
-    outcome = recheck_payment(given, recorded(), RULES)
-    assert isinstance(outcome, StillPays)
+    outcome = of_type(StillPays, recheck_payment(given, recorded(), RULES))
     assert (outcome.payment.value_units, outcome.is_deep) == (units, is_deep)
     assert outcome.payment.block_number == 100
 
@@ -504,8 +502,7 @@ def test_a_recorded_payment_no_longer_pays(given: ChainFacts) -> None:
     ids=["the same", "the other order", "given back beside it", "another payer beside", "worth less"],
 )
 def test_an_authorised_transfer_confirms_a_payment_by_authorisation(given: ChainFacts, units: int) -> None:
-    outcome = recheck_payment(given, recorded(is_authorized=True), RULES)
-    assert isinstance(outcome, StillPays)
+    outcome = of_type(StillPays, recheck_payment(given, recorded(is_authorized=True), RULES))
     assert outcome.payment.value_units == units
 
 
