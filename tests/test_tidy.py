@@ -92,6 +92,7 @@ SHORT_FILES: dict[str, str] = {
     "storage/ledger/commit_traces.py": "what a trace says about commits, for the writer and its two queues",
     "storage/engine/advisory_locks.py": "the locks between gateways, which two modules take; the driver of PostgreSQL is not loaded with it",
     "storage/engine/migration_run.py": "the one module that imports alembic (11 MiB), which most starts do not need",
+    "web/api/misdirected.py": "the paths that pay, for control workers and for the tests of the proxies",
     "web/pages/messages.py": "the one module that knows the syntax trees of Jinja2",
 }
 """File of less than 60 lines -> why it is an idea of its own."""

@@ -118,6 +118,8 @@ async def look(
     async def fetch(url: str) -> tuple[int, str] | None:
         if url.endswith(":9402/metrics"):
             return None if metrics is None else (200, metrics)
+        if url.endswith(":8403/readyz?for=traffic"):
+            return None if status is None else (status, "")
         assert url == "https://facilitator.example/x402/supported" or url.endswith("/readyz")
         answered = status if url.endswith("/readyz") else facilitator_status
         return None if answered is None else (answered, "")
@@ -208,6 +210,15 @@ async def test_tables_from_before_the_baseline_are_refused_and_stay_as_they_are(
 @pytest.mark.parametrize(("status", "level"), [(None, "note"), (200, "ok"), (503, "failed")])
 async def test_a_running_gateway_must_be_ready(tmp_path: Path, status: int | None, level: str) -> None:
     assert (await look(make_settings(tmp_path), status=status))["gateway"].level == level
+
+
+@pytest.mark.parametrize(("status", "level"), [(None, "note"), (200, "ok"), (503, "failed")])
+async def test_control_workers_are_looked_at_where_there_are_some(
+    tmp_path: Path, status: int | None, level: str
+) -> None:
+    found = await look(make_settings(tmp_path, control_workers=2), status=status)
+    assert found["control_workers"].level == level
+    assert "control_workers" not in await look(make_settings(tmp_path), status=status)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,11 @@ OPTIMISM = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\
 SEPOLIA = '[[networks]]\npreset = "base-sepolia"\nrpc_urls = ["https://n.example"]'
 TWO_NODES = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example", "https://m.example"]\nagreement_min = 2\n'
 PUBLIC = {"TOLLWAY_LISTEN": "0.0.0.0:80", "TOLLWAY_SECRET_KEY": KEY}
+CONTROL = {
+    "TOLLWAY_CONTROL_WORKERS": "2",
+    "TOLLWAY_DATABASE_URL": "postgresql://db.example/tollway",
+    "TOLLWAY_SECRET_KEY": KEY,
+}
 WALLET = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
 
 
@@ -76,6 +81,20 @@ def test_environment_wins_over_the_file_and_the_file_over_the_default() -> None:
     toml = 'log_level = "debug"\nlog_format = "json"\n'
     settings = load({"TOLLWAY_LOG_LEVEL": "error"}, toml)
     assert (settings.log_level, settings.log_format) == ("error", "json")
+
+
+@pytest.mark.parametrize(
+    ("environment", "workers"),
+    [
+        ({}, 0),
+        ({"TOLLWAY_CONTROL_WORKERS": "0", "TOLLWAY_CONTROL_LISTEN": "127.0.0.1:8402"}, 0),
+        ({**CONTROL, "TOLLWAY_ADMIN_LISTEN": "off"}, 2),
+        ({**CONTROL, "TOLLWAY_CONTROL_LISTEN": "127.0.0.2:8402"}, 2),
+    ],
+)
+def test_control_workers_have_an_address_of_their_own(environment: dict[str, str], workers: int) -> None:
+    """Without workers nothing listens there, and the address is as it may be."""
+    assert load(environment).control_workers == workers
 
 
 def test_an_empty_variable_counts_as_unset() -> None:
@@ -198,6 +217,12 @@ REFUSED = [
     # What is fine alone and does harm or nothing together, and what looks right at a glance.
     ({"TOLLWAY_ADMIN_LISTEN": "127.0.0.1:8402"}, "", "admin_listen: 127.0.0.1:8402 is where callers are served"),
     ({"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:8402"}, "", "admin_listen: 0.0.0.0:8402 is where callers are served"),
+    ({"TOLLWAY_CONTROL_WORKERS": "1"}, "", "control_workers: processes of their own for the control plane need PostgreSQL"),
+    ({**CONTROL, "TOLLWAY_CONTROL_LISTEN": "127.0.0.1:8402"}, "", "control_listen: 127.0.0.1:8402 is another listener"),
+    ({**CONTROL, "TOLLWAY_CONTROL_LISTEN": "0.0.0.0:9402"}, "", "control_listen: 0.0.0.0:9402 is another listener"),
+    ({**CONTROL, "TOLLWAY_CONTROL_WORKERS": "17"}, "", "TOLLWAY_CONTROL_WORKERS: must be 16 processes at most"),
+    ({**CONTROL, "TOLLWAY_CONTROL_WORKERS": "-1"}, "", "TOLLWAY_CONTROL_WORKERS: must be a whole number"),
+    ({}, "control_workers = true", "control_workers: must be a whole number"),
     ({"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:9402"}, "", "admin_hosts: 0.0.0.0:9402 is reachable from other machines"),
     ({"TOLLWAY_ADMIN_HOSTS": "https://x.example"}, "", "TOLLWAY_ADMIN_HOSTS: https://x.example is no host name"),
     ({"TOLLWAY_OPERATORS": "0x12"}, "", "TOLLWAY_OPERATORS: "),

@@ -3,6 +3,7 @@
 `tests/system/live/test_edges.py` sends paid calls through them.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.kit.edges import EDGES, FILES, NAMES, prepare_edge, read_seconds
 from tests.kit.ports import find_low_ports
 from tollway.limits import DEFAULT_LIMITS
 from tollway.registry.draft import TIMEOUT_S_MAX
+from tollway.web.api.misdirected import PAID_PREFIXES
 
 HEAD_WAIT_S = (
     DEFAULT_LIMITS.dns_deadline_s
@@ -53,9 +55,16 @@ def manager() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_program_accepts_its_configuration(name: str, tmp_path: Path) -> None:
-    port, gateway_port = find_low_ports(2)
-    edge = prepare_edge(name, tmp_path, port=port, gateway_port=gateway_port)
+@pytest.mark.parametrize("has_workers", [False, True])
+def test_the_program_accepts_its_configuration(name: str, has_workers: bool, tmp_path: Path) -> None:
+    port, gateway_port, control_port = find_low_ports(3)
+    edge = prepare_edge(
+        name,
+        tmp_path,
+        port=port,
+        gateway_port=gateway_port,
+        control_port=control_port if has_workers else None,
+    )
     run_check(*edge.check, folder=tmp_path)
 
 
@@ -85,6 +94,16 @@ def test_the_probe_is_that_of_load_balancers(name: str) -> None:
     assert ("/readyz?for=traffic" in text_of(name)) == (name != "nginx")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rule_of_control_workers_has_every_path_that_pays(name: str) -> None:
+    """`tests/system/live/test_edges.py` sends requests through it."""
+    (line,) = [line for line in text_of(name).splitlines() if "api/v2/" in line]
+    assert line.lstrip().startswith("#control ")
+    rule = re.compile("/(api/v2/(gateway|channels)/|mcp)")
+    assert "(api/v2/(gateway|channels)/|mcp)" in line.replace("?!", "")
+    assert all(rule.match(prefix) for prefix in PAID_PREFIXES)
+
+
 def test_caddy_uses_no_connection_again() -> None:
     assert "keepalive off" in text_of("caddy")
 
@@ -103,7 +122,7 @@ def test_nginx_streams_and_keeps_the_path() -> None:
     text = text_of("nginx")
     for line in ("proxy_buffering off;", "proxy_request_buffering off;", "merge_slashes off;", "gzip off;"):
         assert line in text
-    assert "proxy_pass http://tollway;" in text, "a path behind it would rewrite the request line"
+    assert "proxy_pass http://$process;" in text, "a path behind it would rewrite the request line"
 
 
 def test_envoy_keeps_the_path_and_takes_the_address_from_the_connection(manager: dict[str, Any]) -> None:

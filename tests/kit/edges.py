@@ -39,12 +39,17 @@ class Edge:
     run: tuple[str, ...]
 
 
-def prepare_edge(name: str, folder: Path, *, port: int, gateway_port: int) -> Edge:
-    """Skips the test where the program is not on this machine."""
+def prepare_edge(
+    name: str, folder: Path, *, port: int, gateway_port: int, control_port: int | None = None
+) -> Edge:
+    """Skips the test where the program is not on this machine. `control_port`: of control workers, whose lines of the configuration count then."""
     make_certificate(folder)
-    return {"caddy": _prepare_caddy, "nginx": _prepare_nginx, "envoy": _prepare_envoy}[name](
-        folder, port, gateway_port
-    )
+    text = (EDGES / FILES[name]).read_text()
+    if control_port is not None:
+        place = "port_value: " if name == "envoy" else "127.0.0.1:"
+        text = _replace(text, ("#control ", ""), (f"{place}8403", f"{place}{control_port}"))
+    prepare = {"caddy": _prepare_caddy, "nginx": _prepare_nginx, "envoy": _prepare_envoy}[name]
+    return prepare(text, folder, port, gateway_port)
 
 
 def make_certificate(folder: Path) -> None:
@@ -80,7 +85,7 @@ def _replace(text: str, *pairs: tuple[str, str]) -> str:
     return text
 
 
-def _prepare_nginx(folder: Path, port: int, gateway_port: int) -> Edge:
+def _prepare_nginx(text: str, folder: Path, port: int, gateway_port: int) -> Edge:
     program = need_debian("nginx")
     config = folder / "nginx.conf"
     temporary = "".join(
@@ -88,7 +93,7 @@ def _prepare_nginx(folder: Path, port: int, gateway_port: int) -> Edge:
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     text = _replace(
-        (EDGES / "nginx.conf").read_text(),
+        text,
         (_CERTIFICATES, str(folder)),
         ("/run/nginx.pid", f"{folder}/nginx.pid"),
         ("worker_processes auto;", "worker_processes 1;\ndaemon off;"),
@@ -107,11 +112,11 @@ def _prepare_nginx(folder: Path, port: int, gateway_port: int) -> Edge:
     )
 
 
-def _prepare_caddy(folder: Path, port: int, gateway_port: int) -> Edge:
+def _prepare_caddy(text: str, folder: Path, port: int, gateway_port: int) -> Edge:
     program = need_debian("caddy")
     config = folder / "Caddyfile"
     text = _replace(
-        (EDGES / "Caddyfile").read_text(),
+        text,
         ("{\n\tservers {", "{\n\tadmin off\n\tauto_https off\n\tservers {"),
         ("{$TOLLWAY_DOMAIN:gateway.example.com} {", f"https://{HOST}:{port} {{\n\tbind 127.0.0.1\n\ttls {folder}/fullchain.pem {folder}/privkey.pem"),
         ("{$TOLLWAY_GATEWAYS:127.0.0.1:8402}", f"127.0.0.1:{gateway_port}"),
@@ -128,11 +133,11 @@ def _prepare_caddy(folder: Path, port: int, gateway_port: int) -> Edge:
     )
 
 
-def _prepare_envoy(folder: Path, port: int, gateway_port: int) -> Edge:
+def _prepare_envoy(text: str, folder: Path, port: int, gateway_port: int) -> Edge:
     program = str(need_wheel("envoy"))
     config = folder / "envoy.yaml"
     text = _replace(
-        (EDGES / "envoy.yaml").read_text(),
+        text,
         (_CERTIFICATES, str(folder)),
         ("address: 0.0.0.0, port_value: 443", f"address: 127.0.0.1, port_value: {port}"),
         ("port_value: 8402", f"port_value: {gateway_port}"),

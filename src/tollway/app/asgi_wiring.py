@@ -68,6 +68,7 @@ from tollway.web.api.listing_edits import make_endpoint_check
 from tollway.web.api.listing_json import IsOffered, ListingEncoder, is_never_offered, read_channels
 from tollway.web.api.listing_routes import listing_router
 from tollway.web.api.mcp import mcp_router
+from tollway.web.api.misdirected import misdirected_router
 from tollway.web.api.network_routes import network_router
 from tollway.web.api.ownership_routes import ownership_router
 from tollway.web.api.provider_documents import ProviderDocuments
@@ -108,7 +109,10 @@ class AsgiBuilder:
         check_ready: CheckReady,
         check_traffic: CheckReady,
         demo_wallet: DemoWallet | None,
+        is_control: bool = False,
     ) -> None:
+        """`is_control`: of a control worker, which serves no calls."""
+        self._is_control = is_control
         self._parts = parts
         self._check_ready, self._check_traffic = check_ready, check_traffic
         self._origin = origin = parts.origin
@@ -146,8 +150,9 @@ class AsgiBuilder:
     def build(self) -> ASGIApp:
         parts, settings, context = self._parts, self._settings, self.context
         return build_app(
-            call_app=context.call_app,
+            call_app=None if self._is_control else context.call_app,
             routers=[
+                *self._routers_of_payments(),
                 listing_router(context),
                 history_router(context),
                 export_router(context),
@@ -159,7 +164,6 @@ class AsgiBuilder:
                 budget_router(context),
                 bazaar_router(context),
                 discovery_router(context),
-                mcp_router(context),
                 signin_router(context),
                 health_router(self._check_ready, self._check_traffic, has_pages=context.has_pages),
                 ownership_router(context),
@@ -181,7 +185,6 @@ class AsgiBuilder:
                 site_router(context),
                 network_router(context),
                 catalog_router(context),
-                *self._channel_routers(),
                 *self._page_routers(),
             ],
             public_url=settings.public_url,
@@ -202,12 +205,15 @@ class AsgiBuilder:
             problem_pages=self._problem_pages,
         )
 
-    def _channel_routers(self) -> list[Router]:
+    def _routers_of_payments(self) -> list[Router]:
+        """What pays or settles beside the calls. A control worker refuses it."""
+        if self._is_control:
+            return [misdirected_router()]
         channels = self._parts.settlement_services.channels
         if channels is None:
-            return []
+            return [mcp_router(self.context)]
         parts = RefundParts(ledger=channels.ledger, networks=channels.networks, refunds=channels.refunds)
-        return [channel_router(self.context, parts)]
+        return [mcp_router(self.context), channel_router(self.context, parts)]
 
     def _page_routers(self) -> list[Router]:
         if self._pages is None:

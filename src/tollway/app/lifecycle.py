@@ -23,6 +23,7 @@ from tollway import __version__
 from tollway.app.admin_wiring import build_admin_app
 from tollway.app.asgi_wiring import AsgiBuilder
 from tollway.app.channel_keys import check_channel_keys
+from tollway.app.control_workers import ControlWorkers
 from tollway.app.parts import GatewayParts
 from tollway.app.runtime import BackgroundTaskGroup, now_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
@@ -76,8 +77,12 @@ class App(GatewayParts):
         *,
         demo_wallet: DemoWallet | None = None,
         abandon_channels: AuditOrigin | None = None,
+        config: Path | None = None,
+        control_listener: int | None = None,
     ) -> None:
+        """`config`: the settings file, for control workers. `control_listener`: of a control worker (`ControlApp`)."""
         super().__init__(settings)
+        self.control_workers = self._make_control_workers(config)
         self._abandon_channels = abandon_channels
         self._can_write = True  # `ledger.open` writes; after it each renewal of the lease updates this
         self._is_stopping = False
@@ -90,9 +95,11 @@ class App(GatewayParts):
             check_ready=self.check_ready,
             check_traffic=self.check_traffic,
             demo_wallet=demo_wallet,
+            is_control=control_listener is not None,
         )
         self.asgi_app = self._asgi.build()
-        self.server = self._make_server(self.asgi_app, self.settings.listen)
+        listen = self.settings.listen if control_listener is None else self.settings.control_listen
+        self.server = self._make_server(self.asgi_app, listen, listener=control_listener)
 
     # ---- Opening and closing.
 
@@ -133,14 +140,7 @@ class App(GatewayParts):
             self._stack.callback(self.meaning_search.close)
         tasks = await self._stack.enter_async_context(BackgroundTaskGroup(self.background))
         limits = self.settings.limits
-        if self.redis_windows is not None:
-            await self.redis_windows.open()
-            self._stack.push_async_callback(self.redis_windows.close)
-            windows, writer = self.redis_windows, self.background[TaskName.SHARED_RATES_WRITER]
-            tasks.start_periodic(
-                TaskName.SHARED_RATES_CHECK, limits.shared_rates_retry_s, windows.check_server
-            )
-            tasks.start(writer.name, partial(writer.repeat_on_demand, windows.send_pending))
+        await self._open_shared_rates(tasks)
         if self.meaning_search is not None:
             tasks.start_periodic(TaskName.SEARCH_VECTORS, VECTORS_INTERVAL_S, self.meaning_search.refresh)
         tasks.start_periodic(TaskName.LEASE_RENEWAL, limits.owner_renew_s, self._renew)
@@ -160,6 +160,16 @@ class App(GatewayParts):
         self.webhook_services.start(tasks, lead=self._leadership)
         writing = tasks.start(TaskName.LEDGER_WRITER, self.ledger.run)
         self._stack.push_async_callback(self._stop_writing, writing)
+
+    async def _open_shared_rates(self, tasks: BackgroundTaskGroup) -> None:
+        if self.redis_windows is None:
+            return
+        await self.redis_windows.open()
+        self._stack.push_async_callback(self.redis_windows.close)
+        windows, writer = self.redis_windows, self.background[TaskName.SHARED_RATES_WRITER]
+        retry_s = self.settings.limits.shared_rates_retry_s
+        tasks.start_periodic(TaskName.SHARED_RATES_CHECK, retry_s, windows.check_server)
+        tasks.start(writer.name, partial(writer.repeat_on_demand, windows.send_pending))
 
     async def _check_channel_keys(self) -> None:
         """Before the ledger opens: its row makes this process a gateway."""
@@ -200,6 +210,11 @@ class App(GatewayParts):
             await run_all([partial(watcher.supervise, self.watcher.run), partial(figures.supervise, reading)])
         finally:
             self.metrics.set_figures(None)  # the next leader exposes them
+
+    def _on_restore(self) -> None:
+        super()._on_restore()
+        if self.control_workers is not None:
+            self.control_workers.renew()
 
     async def _read_figures(self) -> None:
         try:
@@ -245,6 +260,16 @@ class App(GatewayParts):
 
     # ---- Serving.
 
+    def _make_control_workers(self, config: Path | None) -> ControlWorkers | None:
+        if not self.settings.control_workers:
+            return None
+        return ControlWorkers(
+            self.settings.control_workers,
+            listen=self.settings.control_listen,
+            config=config,
+            stop_s=self.settings.drain_notice_s + self.settings.limits.drain_deadline_s + CLOSE_DEADLINE_S,
+        )
+
     def reserve_ports(self) -> None:
         """Keeps the ports of this gateway until it serves; a second call has no effect. `run` calls it before the app opens: a gateway that cannot listen must
         write no row, which others would count as a gateway until its lease ends. Raises PortTaken."""
@@ -253,6 +278,8 @@ class App(GatewayParts):
             others = () if admin is None else (self._make_server(self.build_admin_app(), admin),)
             self._servers = (self.server, *others)
             self._stack.enter_context(reserved_ports(self._servers))
+            if self.control_workers is not None:
+                self._stack.enter_context(self.control_workers.reserve())
 
     async def serve(self, notifier: ServiceNotifier | None = None) -> None:
         """Serves until `stop`, then finishes the calls in flight within `drain_deadline_s`. `notifier` reports when the port accepts connections."""
@@ -265,14 +292,22 @@ class App(GatewayParts):
         _log.info("listening", address=str(settings.listen), public_url=settings.public_url)
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(self._report(notifier)) if notifier is not None else None
+            workers = self.control_workers
+            if workers is not None:
+                group.create_task(self.background[TaskName.CONTROL_WORKERS].supervise(workers.run))
             try:
                 await serve_all(self._servers)
             finally:
                 if reporting is not None:
                     reporting.cancel()
+                if workers is not None:
+                    self.background[TaskName.CONTROL_WORKERS].expect_end()
+                    workers.stop()
 
-    def _make_server(self, app: ASGIApp, listen: Listen) -> HttpServer:
-        return HttpServer(app, host=listen.host, port=listen.port, limits=self.settings.limits)
+    def _make_server(self, app: ASGIApp, listen: Listen, *, listener: int | None = None) -> HttpServer:
+        return HttpServer(
+            app, host=listen.host, port=listen.port, limits=self.settings.limits, listener=listener
+        )
 
     def build_admin_app(self) -> ASGIApp:
         metrics = make_asgi_app(self.metrics.registry)
@@ -292,6 +327,9 @@ class App(GatewayParts):
         notice."""
         notice_s = 0.0 if self._is_stopping else self.settings.drain_notice_s
         self._is_stopping = True
+        if self.control_workers is not None:
+            self.background[TaskName.CONTROL_WORKERS].expect_end()
+            self.control_workers.stop()  # each has the same notice
         if not notice_s:
             self.server.stop()
             return
@@ -299,9 +337,12 @@ class App(GatewayParts):
         asyncio.get_running_loop().call_later(notice_s, self.server.stop)
 
     async def check_ready(self) -> Mapping[str, bool]:
-        """The checks of `/readyz`: those of `check_traffic`, no background task has ended, and the nodes of each network serve its chain."""
-        is_running = not self.background.ended
-        return {**self.node_health.checks, "background": is_running, **await self.check_traffic()}
+        """The checks of `/readyz`: those of `check_traffic`, no background task has ended, the nodes of each network serve its chain, and
+        each control worker serves. Without these the gateway still serves their paths."""
+        checks = {**self.node_health.checks, "background": not self.background.ended}
+        if self.control_workers is not None:
+            checks["control_workers"] = self.control_workers.are_ready
+        return {**checks, **await self.check_traffic()}
 
     async def check_traffic(self) -> Mapping[str, bool]:
         """The checks of `/readyz?for=traffic`: the gateway is not stopping, has capacity for requests, and the ledger is readable and writable. Without its chains a
@@ -358,10 +399,12 @@ class App(GatewayParts):
             await self.operator_ledger.mark_ready(now_ms=now_ms())
 
 
-async def run(settings: Settings, *, abandon_channels: AuditOrigin | None = None) -> None:
+async def run(
+    settings: Settings, *, abandon_channels: AuditOrigin | None = None, config: Path | None = None
+) -> None:
     """`tollway gateway serve`: opens the app, serves until SIGINT or SIGTERM, closes in order."""
     notifier = ServiceNotifier.from_environment()
-    app = App(settings, abandon_channels=abandon_channels)
+    app = App(settings, abandon_channels=abandon_channels, config=config)
     app.reserve_ports()
     async with app:
         observe_log_events(app.metrics.count_log_event)

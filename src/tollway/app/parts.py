@@ -23,6 +23,7 @@ from tollway.chain.networks import ChainRules
 from tollway.chain.nodes import NodeHealth
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.config.settings import Settings, ensure_secret_key
+from tollway.config.values import Listen
 from tollway.errors import SettingsInvalid
 from tollway.gateway.call_rates import CallRateLimits
 from tollway.identity.sessions import SignIn
@@ -384,9 +385,12 @@ class GatewayParts:
             own_origins=frozenset({str(origin)}),
             own_listeners=frozenset(
                 (listen.host, listen.port)
-                for listen in filter(None, (settings.listen, settings.admin_listen))
+                for listen in filter(None, (settings.listen, settings.admin_listen, self._control_listen()))
             ),
         )
+
+    def _control_listen(self) -> Listen | None:
+        return self.settings.control_listen if self.settings.control_workers else None
 
     async def _load_older_terms(self, entry: CatalogEntry, moment_ms: int) -> CatalogEntry:
         return replace(entry, versions=await self.catalog.terms_since(entry.listing.id, moment_ms))

@@ -92,10 +92,14 @@ class WebhookServices:
 
     def start(self, tasks: BackgroundTaskGroup, *, lead: Callable[[Duty], Leadership]) -> None:
         """Starts the background tasks. Each gateway reads the endpoints and writes what is down; one gateway delivers for all."""
-        tasks.start_periodic(TaskName.WEBHOOK_ENDPOINTS, self._limits.webhook_poll_s, self.store.refresh)
+        self.follow(tasks)
         tasks.start_periodic(TaskName.WEBHOOK_LISTINGS, LISTINGS_INTERVAL_S, self._write_down)
         deliver = partial(self._background[TaskName.WEBHOOK_DELIVERY].supervise, self.sender.run)
         tasks.start(TaskName.WEBHOOKS_ELECTION, partial(lead(Duty.WEBHOOKS).lead, deliver))
+
+    def follow(self, tasks: BackgroundTaskGroup) -> None:
+        """Starts the task that reads the endpoints, without which no event is written."""
+        tasks.start_periodic(TaskName.WEBHOOK_ENDPOINTS, self._limits.webhook_poll_s, self.store.refresh)
 
     async def _write_down(self) -> None:
         if not self._down:

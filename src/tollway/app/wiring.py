@@ -176,6 +176,13 @@ class SettlementServices:
         tasks.start(TaskName.SWEEPER_ELECTION, partial(recovery_leadership.lead, sweep))
         tasks.start_periodic(TaskName.RESPONSE_PRUNING, PRUNE_INTERVAL_S, self._prune)
 
+    def follow(self, tasks: BackgroundTaskGroup) -> None:
+        """Starts the tasks that read what can be settled, for a process that settles nothing."""
+        tasks.start(TaskName.GAS_CHECK, self.gas_budget.run)
+        if self.channels is not None:
+            interval_s = self._limits.sweep_interval_s
+            tasks.start_periodic(TaskName.SETTLEMENT_HANDOVER, interval_s, self.channels.refresh)
+
     async def _check_own(self) -> None:
         """What each gateway does for itself: it hands its settlements over, and looks whether it may offer channels."""
         await self._orphans.mark_due()
@@ -255,8 +262,12 @@ class ReputationServices:
 
     def start(self, tasks: BackgroundTaskGroup, *, lead: Callable[[Duty], Leadership]) -> None:
         tasks.start(TaskName.QUALITY_WRITER, self._keep_quality)
-        tasks.start_periodic(TaskName.UPSTREAM_PROBES, HEALTH_CHECK_RESTART_S, self._prober.run)
+        self.probe(tasks)
         tasks.start(TaskName.REPUTATION_ELECTION, partial(lead(Duty.REPUTATION).lead, self._run_elected))
+
+    def probe(self, tasks: BackgroundTaskGroup) -> None:
+        """Starts the task that finds upstreams that are back."""
+        tasks.start_periodic(TaskName.UPSTREAM_PROBES, HEALTH_CHECK_RESTART_S, self._prober.run)
 
     async def _keep_quality(self) -> None:
         task = self._background[TaskName.QUALITY_WRITER]

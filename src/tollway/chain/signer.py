@@ -150,13 +150,19 @@ def sign_transaction(
 
 
 class GasKey:
-    """A private key that signs transactions. A signature takes 0.05 ms."""
+    """A private key that signs transactions. A signature takes 0.05 ms. `without_key`: its address alone, for a process that signs nothing."""
 
     __slots__ = ("_key", "address")
 
     def __init__(self, key: coincurve.PrivateKey) -> None:
-        self._key = key
+        self._key: coincurve.PrivateKey | None = key
         self.address = derive_address(key)
+
+    def without_key(self) -> Self:
+        """The same address, whose `sign` raises RuntimeError."""
+        watched = object.__new__(type(self))
+        watched._key, watched.address = None, self.address
+        return watched
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -184,6 +190,8 @@ class GasKey:
         tip_wei: int,
     ) -> SignedTransaction:
         """The transaction has no value. `max_fee_wei` and `tip_wei` are prices per gas; a tip above the maximum is lowered to it."""
+        if self._key is None:
+            raise RuntimeError(f"this process has no key of {self.address}")
         return sign_transaction(
             self._key,
             chain_id=chain_id,

@@ -111,6 +111,7 @@ async def examine(
     await add("shared_rates", _examine_rates(settings))
     await add("ownership", _examine_ownership(settings))
     await add("gateway", _examine_gateway(settings, fetch))
+    await add("control_workers", _examine_control_workers(settings, fetch))
     await add("background", _examine_background(settings, fetch))
     return tuple(findings)
 
@@ -343,6 +344,18 @@ async def _examine_gateway(settings: Settings, fetch: Fetch) -> Verdict:
         return "ok", f"the gateway at {settings.public_url} is ready"
     detail = f"{settings.public_url}/readyz answers {answer[0]}: the gateway is not ready"
     return "failed", detail
+
+
+async def _examine_control_workers(settings: Settings, fetch: Fetch) -> Verdict | None:
+    """Whether one of the control workers on this machine takes requests."""
+    if not settings.control_workers:
+        return None
+    answer = await fetch(f"http://{settings.control_listen}/readyz?for=traffic")
+    if answer is None:
+        return "note", f"no control worker answers at {settings.control_listen} now"
+    if answer[0] == _READY:
+        return "ok", f"control workers serve at {settings.control_listen}"
+    return "failed", f"a control worker at {settings.control_listen} answers {answer[0]}: it is not ready"
 
 
 async def _examine_background(settings: Settings, fetch: Fetch) -> Verdict:

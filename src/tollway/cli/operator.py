@@ -190,6 +190,12 @@ _SHARED = [
 
 def serve(
     config: Config = None,
+    control_workers: Annotated[
+        int | None,
+        typer.Option(
+            help="So many processes serve the control plane at control_listen; PostgreSQL only. Wins over the setting control_workers.",
+        ),
+    ] = None,
     abandon_channels: Annotated[
         bool,
         typer.Option(
@@ -199,7 +205,8 @@ def serve(
     ] = False,
 ) -> None:
     with explained_failures(as_json=False):
-        settings = load_settings(os.environ, config=config)
+        given = {} if control_workers is None else {"TOLLWAY_CONTROL_WORKERS": str(control_workers)}
+        settings = load_settings({**os.environ, **given}, config=config)
         configure_logging(
             level=settings.log_level, style=settings.log_format, journal=os.environ.get("JOURNAL_STREAM")
         )
@@ -208,7 +215,7 @@ def serve(
         from tollway.app import lifecycle
 
         origin = make_origin("") if abandon_channels else None
-        uvloop.run(lifecycle.run(settings, abandon_channels=origin))
+        uvloop.run(lifecycle.run(settings, abandon_channels=origin, config=config))
 
 
 @operator_command

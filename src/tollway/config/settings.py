@@ -42,6 +42,7 @@ from tollway.config.values import (
     is_path_like,
     parse_admin_listen,
     parse_contact,
+    parse_control_workers,
     parse_database_url,
     parse_drain_notice,
     parse_hosts,
@@ -277,6 +278,8 @@ class Settings(BaseSettings):
     terms_url: Annotated[str | None, _parsed_by(parse_page_url)] = None
     docs_url: Annotated[str | None, _parsed_by(parse_page_url)] = None
     listen: Annotated[Listen, _parsed_by(parse_listen)] = Listen(host="127.0.0.1", port=8402)
+    control_listen: Annotated[Listen, _parsed_by(parse_listen)] = Listen(host="127.0.0.1", port=8403)
+    control_workers: Annotated[int, _parsed_by(parse_control_workers)] = 0
     admin_listen: Annotated[Listen | None, _parsed_by(parse_admin_listen)] = Listen(
         host="127.0.0.1", port=9402
     )
@@ -505,6 +508,19 @@ def check_admin_listen(*, listen: Listen, admin_listen: Listen | None) -> Iterat
         yield f"admin_listen: {admin_listen} is where callers are served; take another port, or off"
 
 
+def check_control_workers(
+    *, is_sqlite: bool, control_listen: Listen, others: Sequence[Listen | None]
+) -> Iterator[str]:
+    """Where there are control workers. `others`: the other listeners of the gateway."""
+    if is_sqlite:
+        yield (
+            "control_workers: processes of their own for the control plane need PostgreSQL, and the database is SQLite; "
+            "set database_url to a PostgreSQL server, or control_workers to 0"
+        )
+    if any(other is not None and _is_same_listener(control_listen, other) for other in others):
+        yield f"control_listen: {control_listen} is another listener of this gateway; take another port"
+
+
 def check_admin_hosts(*, admin_listen: Listen | None, admin_hosts: frozenset[str]) -> Iterator[str]:
     """A page that a browser of the network opens must not reach the admin address under a name of its own (DNS rebinding)."""
     if admin_listen is not None and not admin_listen.is_loopback and not admin_hosts:
@@ -729,6 +745,12 @@ def _check_together(settings: Settings, wrong: frozenset[str]) -> Iterator[str]:
     yield from check_networks(networks, allow_mixed_networks=is_mixed)
     if are_valid("listen", "admin_listen"):
         yield from check_admin_listen(listen=listen, admin_listen=settings.admin_listen)
+    if settings.control_workers and are_valid("control_listen", "listen", "admin_listen", "database_url"):
+        yield from check_control_workers(
+            is_sqlite=settings.is_sqlite,
+            control_listen=settings.control_listen,
+            others=(listen, settings.admin_listen),
+        )
     if are_valid("admin_listen", "admin_hosts"):
         yield from check_admin_hosts(admin_listen=settings.admin_listen, admin_hosts=settings.admin_hosts)
     if are_valid("admin_listen", "web_pages", "operators"):

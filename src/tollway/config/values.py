@@ -122,6 +122,17 @@ def parse_drain_notice(raw: Any) -> float:
     return seconds
 
 
+CONTROL_WORKERS_MAX = 16
+
+
+def parse_control_workers(raw: Any) -> int:
+    """A number of processes from 0 to `CONTROL_WORKERS_MAX`."""
+    count = 0 if str(raw) == "0" else int(parse_number(raw, int))
+    if count > CONTROL_WORKERS_MAX:
+        raise ValueError(f"must be {CONTROL_WORKERS_MAX} processes at most")
+    return count
+
+
 def parse_number(raw: Any, kind: type) -> Any:
     is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
     text = str(raw) if is_number or isinstance(raw, str) else ""

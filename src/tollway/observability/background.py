@@ -29,6 +29,7 @@ class TaskName(StrEnum):
     BLOCKED_WALLETS = "blocked_wallets"
     LEDGER_WRITER = "ledger_writer"
     CALL_RECOVERY = "call_recovery"
+    CONTROL_WORKERS = "control_workers"
     CHAIN_CHECK = "chain_check"
     FLEET_FIGURES = "fleet_figures"
     GAS_CHECK = "gas_check"

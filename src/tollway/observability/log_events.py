@@ -39,6 +39,8 @@ _PROCESS = (
     _row("background_task_recovered", "info", "task failures", "A background task runs well again, after that many failures."),
     _row("background_task_ended", "error", "task hint error at", "A background task ended by itself; the gateway is not ready.", "restart this gateway and report the line"),
     _row("service_manager_away", "warning", "state error", "The service manager does not take a notification.", "check `NOTIFY_SOCKET` of the unit"),
+    _row("control_worker_ready", "info", "pid", "A control worker serves at `control_listen`."),
+    _row("control_worker_ended", "warning", "pid exit_code retry_s", "A control worker ended by itself; another one starts after `retry_s`.", "read its lines above"),
     _row("shared_rates_up", "info", "", "The rate server answers: all gateways count together."),
     _row("shared_rates_away", "warning", "cause retry_s", "The rate server does not answer: this gateway counts alone.", "check the server of `rate_limit_url`"),
 )  # fmt: skip

@@ -22,6 +22,7 @@ from yarl import URL
 from tests.kit.edges import HOST, NAMES, prepare_edge, read_envoy_counter, run_edge, trust_everything
 from tests.kit.gateway_cluster import API, PRICE_UNITS, GatewayCluster, Reply, bound
 from tests.kit.gateway_cluster import plain as unbound
+from tests.kit.gateway_process import poll
 from tests.kit.ports import find_low_ports
 from tests.kit.upstream import Arrived, hang_up, plain, run_upstream
 from tests.kit.waits import DEADLINE_S, run_program
@@ -275,6 +276,48 @@ async def test_nginx_obeys_no_header_of_a_response(cluster: GatewayCluster, tmp_
     assert (reply.status, reply.body) == (200, b"whole")
     assert [arrived.target for arrived in server.arrived] == ["/paid"]
     assert reply.headers["Strict-Transport-Security"] == "max-age=31536000"
+
+
+PAID_TARGETS = (
+    "/api/v2/gateway/api_x",
+    "/api/v2/gateway/api_x/a%2Fb/../../../c?q=%20",
+    "/api/v2/channels/a/b/c/d",
+    "/mcp",
+    "/mcp/api_x",
+)
+CONTROL_TARGETS = (
+    "/",
+    "/apis/api_x",
+    "/api/v2/apis?limit=3&x=/api/v2/gateway/",
+    "/api/v2/gatewayx",
+    "/openapi.json",
+    "/x//api/v2/gateway/a%2Fb",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_what_pays_goes_to_the_gateway_and_the_rest_to_its_control_workers(
+    cluster: GatewayCluster, tmp_path: Path, name: str
+) -> None:
+    """Two servers that are no gateways stand behind the proxy. Each path arrives as it was sent."""
+    (port,) = find_low_ports(1)
+    async with run_upstream() as gateway, run_upstream() as control:
+        edge = prepare_edge(name, tmp_path, port=port, gateway_port=gateway.port, control_port=control.port)
+        account = await cluster.wallet()
+        front = Front(cluster=cluster, gateway=None, port=port, provider=account, caller=account)
+        async with run_edge(edge):
+            await poll(lambda: _is_served(front), what="the probes of the proxy")
+            for target in (*PAID_TARGETS, *CONTROL_TARGETS):
+                assert (await front.send(target)).status == 200
+    paid, rest = (
+        [one.target for one in server.arrived if "readyz" not in one.target] for server in (gateway, control)
+    )
+    assert (paid, rest) == ([*PAID_TARGETS], [*CONTROL_TARGETS])
+
+
+async def _is_served(front: Front) -> bool:
+    targets = ("/mcp?readyz", "/readyz")
+    return all([(await front.send(target)).status == 200 for target in targets])
 
 
 async def test_an_api_does_not_take_the_gateway_out_of_rotation(

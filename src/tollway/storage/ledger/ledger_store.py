@@ -413,6 +413,11 @@ class LedgerStore:
             while await self._database.write(count_batch, flush=False):
                 pass
 
+    async def follow_clock(self) -> None:
+        """Reads the shared time, for a process that owns no calls and hence renews nothing."""
+        seen_ms = await self._database.read(lambda connection: self._shared_clock(connection, self._own_ms()))
+        self._clock.set_shared_ms(seen_ms)
+
     async def _renew(self, work: Work[int]) -> int:
         try:
             async with asyncio.timeout(RENEW_TIMEOUT_S):

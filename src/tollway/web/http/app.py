@@ -33,7 +33,7 @@ GATEWAY_PREFIX = b"/api/v2/gateway/"
 
 def build_app(
     *,
-    call_app: ASGIApp,
+    call_app: ASGIApp | None,
     routers: Sequence[Router],
     public_url: str,
     limits: Limits,
@@ -46,7 +46,7 @@ def build_app(
     trusted_proxies: Iterable[str] = (),
     problem_pages: RendersProblems | None = None,
 ) -> ASGIApp:
-    """Builds the ASGI app of the whole service. `routers` carry their full paths; `clock` is monotonic, in seconds. `problem_pages`: None where the gateway has no pages.
+    """Builds the ASGI app of the whole service. `call_app` None: this process serves no calls. `routers` carry their full paths; `clock` is monotonic, in seconds. `problem_pages`: None where the gateway has no pages.
     `read_turns`: those that exports and agents take too; None: turns of their own."""
     control_plane = Starlette(routes=[route for router in routers for route in router.routes])
     control_plane.router.redirect_slashes = False  # the redirect would trust Host
@@ -64,7 +64,9 @@ def build_app(
     app = AccessLog(app, clock=clock, metrics=metrics)
     app = RequestId(app, entropy=entropy, trusted_proxies=parse_proxies(trusted_proxies))
     return Dispatcher(
-        call_app=ErrorBoundary(call_app, public_url=public_url, payment_state="held"),
+        call_app=app
+        if call_app is None
+        else ErrorBoundary(call_app, public_url=public_url, payment_state="held"),
         control_app=app,
         lifespan_app=control_plane,
     )

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from granian import _futures as granian_scheduler
+from granian._granian import SocketHolder
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.server.embed import Server as GranianServer
@@ -70,6 +71,7 @@ def _schedule_eagerly(
     return _schedule_requests(over, context, start)
 
 
+BACKLOG = 1024
 HEAD_BUFFER_BYTES = 64 * 1024
 """Parser buffer: holds a whole request head, whose own limit (32 KiB) the application enforces."""
 
@@ -80,24 +82,39 @@ class PortTaken(SettingsInvalid):
     """Another process listens on the port. The server itself does not detect it: it shares ports (SO_REUSEPORT)."""
 
 
+class _SharedListenerServer(GranianServer):
+    """A server on a listening socket that its parent process made."""
+
+    listener: int
+
+    def _init_shared_socket(self) -> None:
+        # Its stub has no parameters.
+        self._ssp, self._shd = None, SocketHolder(self.listener, False, BACKLOG)  # type: ignore[call-arg, assignment]
+
+
 class HttpServer:
     """Serves one ASGI application on one address until it is stopped."""
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int, limits: Limits) -> None:
+    def __init__(
+        self, app: ASGIApp, *, host: str, port: int, limits: Limits, listener: int | None = None
+    ) -> None:
+        """`listener`: the descriptor of a socket that listens on the address already (`bind_shared`); None: this server makes its own."""
         self._host = host
         self._port = port
         self._limits = limits
         self._reservation: socket.socket | None = None
+        self._listener = listener
         raise_open_file_limit()
         start_requests_eagerly()
-        self._server = GranianServer(
+        make = GranianServer if listener is None else _SharedListenerServer
+        self._server = make(
             app,
             address=host,
             port=port,
             interface=Interfaces.ASGI,
             http=HTTPModes.http1,
             websockets=False,
-            backlog=1024,
+            backlog=BACKLOG,
             backpressure=limits.connections_max,
             log_enabled=False,
             http1_settings=HTTP1Settings(
@@ -106,6 +123,8 @@ class HttpServer:
                 max_buffer_size=HEAD_BUFFER_BYTES,
             ),
         )
+        if isinstance(self._server, _SharedListenerServer) and listener is not None:
+            self._server.listener = listener
         self._is_up = asyncio.Event()
         # Limits the drain: without it one stalled client would keep the process alive for ever.
         self._server.workers_kill_timeout = math.ceil(limits.drain_deadline_s)
@@ -113,7 +132,7 @@ class HttpServer:
     def reserve_port(self) -> None:
         """Keeps the port for this server until it listens, so that a second process refuses at its start and not after its work has begun. A second
         call has no effect. Raises PortTaken."""
-        if self._reservation is None:
+        if self._reservation is None and self._listener is None:
             self._reservation = reserve_port(self._host, self._port)
 
     def release_port(self) -> None:
@@ -218,6 +237,24 @@ def _borrow_socket(number: int) -> Iterator[socket.socket]:
         yield borrowed
 
 
+SharedListener = socket.socket
+
+
+def bind_shared(host: str, port: int) -> SharedListener:
+    """A socket for several processes that serve one address: each accepts from its one queue, so that no connection is lost with a process. Connections wait until one
+    accepts. Raises PortTaken as `reserve_port` does."""
+    shared = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        shared.bind((host, port))
+        shared.listen(BACKLOG)
+    except OSError as exc:
+        shared.close()
+        raise PortTaken([_describe_taken(host, port, exc)]) from exc
+    shared.setblocking(False)
+    return shared
+
+
 def reserve_port(host: str, port: int) -> socket.socket:
     """Binds the address without listening on it: a connection is refused, a second reservation fails, and the server of this user can listen beside it
     (SO_REUSEPORT). Raises PortTaken if the address is in use, not allowed, or not an address of this machine."""
@@ -242,5 +279,5 @@ def _describe_taken(host: str, port: int, exc: OSError) -> str:
         return f"listen: cannot listen on {address}: {exc.strerror}"
     return (
         f"listen: another process uses {address}, perhaps this gateway, which runs already. Stop that process, or set another port "
-        "(listen, TOLLWAY_LISTEN; of the operator's address admin_listen, TOLLWAY_ADMIN_LISTEN)"
+        "(listen, TOLLWAY_LISTEN; of the operator's address admin_listen, TOLLWAY_ADMIN_LISTEN; of control workers control_listen)"
     )
