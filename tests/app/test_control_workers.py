@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -32,10 +33,10 @@ class Clock:
         return self.now_s
 
 
-def make_workers(program: str, **options: Any) -> ControlWorkers:
+def make_workers(program: str, of: type[ControlWorkers] = ControlWorkers, **options: Any) -> ControlWorkers:
     given: dict[str, Any] = {"stop_s": 60.0, "retry_s": 0.0, **options}
     listen = Listen(host="127.0.0.1", port=find_low_port())
-    return ControlWorkers(2, listen=listen, config=None, command=(sys.executable, "-c", program), **given)
+    return of(2, listen=listen, config=None, command=(sys.executable, "-c", program), **given)
 
 
 @contextlib.asynccontextmanager
@@ -81,6 +82,20 @@ async def test_a_worker_that_does_not_end_is_killed() -> None:
     workers = make_workers(IGNORES_SIGNALS, stop_s=0.0)
     async with running(workers):
         await until(lambda: workers.are_ready)
+
+
+class StopsMeanwhile(ControlWorkers):
+    """Its `stop` comes when the system has started a process that it does not know yet."""
+
+    async def _start(self, report_to: int) -> Process:
+        process = await super()._start(report_to)
+        self.stop()
+        return process
+
+
+async def test_a_worker_that_starts_while_the_gateway_stops_ends_too() -> None:
+    async with running(make_workers(SERVES, of=StopsMeanwhile)):
+        pass
 
 
 async def test_a_taken_port_is_refused() -> None:

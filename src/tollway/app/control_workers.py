@@ -118,6 +118,8 @@ class ControlWorkers:
         finally:
             os.close(report_to)
         self._processes[number] = process
+        if self._is_stopping.is_set():  # `stop` came while the system started it
+            process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.TaskGroup() as group:
                 killing = group.create_task(self._kill_late(process))
