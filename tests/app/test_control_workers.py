@@ -94,8 +94,9 @@ class StopsMeanwhile(ControlWorkers):
 
 
 async def test_a_worker_that_starts_while_the_gateway_stops_ends_too() -> None:
-    async with running(make_workers(SERVES, of=StopsMeanwhile)):
-        pass
+    workers = make_workers(SERVES, of=StopsMeanwhile)
+    with workers.reserve():
+        await bounded(workers.run())
 
 
 async def test_a_taken_port_is_refused() -> None:
