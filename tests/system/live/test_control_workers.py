@@ -165,8 +165,8 @@ async def test_a_killed_worker_comes_back_and_the_others_serve_meanwhile(service
     before = service.workers()
     killed = next(iter(before.values()))
     killed.send_signal(signal.SIGKILL)
-    reply = await service.cluster.send(f"{service.control.base_url}{API}/apis")
-    assert reply.status == 200
+    await poll(lambda: not _is_alive(killed), what="the end of the worker")
+    assert await answers(service.control_port, f"{API}/apis")  # by a connection of its own
     await poll(lambda: len(service.workers().keys() - before.keys()) == 1, what="another worker")
     await poll(lambda: answers(service.gateway.port, "/readyz"), what="readiness")
     assert "control_worker_ended" in service.gateway.read_log()
