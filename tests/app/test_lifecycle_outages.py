@@ -253,8 +253,8 @@ TABLE = {
     TaskName.WEBHOOK_LISTINGS: Row(fails=False),
     TaskName.WEBHOOKS_ELECTION: Row(fails=False, holds=True),
 }
-ELSEWHERE = frozenset({TaskName.SERVICE_WATCHDOG})
-"""Tasks that only a gateway under a service manager has; they use neither database nor chain."""
+ELSEWHERE = frozenset({TaskName.SERVICE_WATCHDOG, TaskName.CONTROL_WORKERS})
+"""Tasks of a gateway under a service manager, and of one with control workers; they use neither database nor chain."""
 
 
 def find_failing() -> set[TaskName]:

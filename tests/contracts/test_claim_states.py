@@ -163,15 +163,23 @@ async def test_a_receiver_is_unsettled_from_its_claim_until_the_contract_has_pai
         await read_chain(books, channel, total_claimed=claimed)
     config = channels[0].config
     first = UnsettledReceiver(
-        receiver=config.receiver, token=config.token, totals={channels[0].key: 100, channels[1].key: 60}
+        receiver=config.receiver,
+        token=config.token,
+        totals={channels[0].key: 100, channels[1].key: 60},
+        claimed_units=160,
     )
-    second = UnsettledReceiver(receiver=other.config.receiver, token=config.token, totals={other.key: 100})
+    second = UnsettledReceiver(
+        receiver=other.config.receiver, token=config.token, totals={other.key: 100}, claimed_units=100
+    )
     found = await books.list_unsettled(CHAIN)
     assert sorted(found, key=lambda one: len(one.totals)) == [second, first]
     assert await books.list_unsettled(ChainId(1)) == ()
     await books.mark_settled(first.totals)
     assert await books.list_unsettled(CHAIN) == (second,)
     assert await list_states(books) == [SETTLED, UNCLAIMED, CLAIMED]
+    await read_chain(books, channels[1], total_claimed=100)
+    (later,) = [one for one in await books.list_unsettled(CHAIN) if one.receiver == config.receiver]
+    assert (later.totals, later.claimed_units) == ({channels[1].key: 100}, 200)  # with what is paid out
 
 
 async def test_what_is_settled_is_written_again_after_a_deadlock(books: Any, database: Database) -> None:

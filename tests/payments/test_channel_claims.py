@@ -109,7 +109,16 @@ class ClaimRows:
                 pair = (channel.config.receiver, channel.config.token)
                 found.setdefault(pair, {})[key] = channel.facts.total_claimed
         return tuple(
-            UnsettledReceiver(receiver=receiver, token=token, totals=totals)
+            UnsettledReceiver(
+                receiver=receiver,
+                token=token,
+                totals=totals,
+                claimed_units=sum(
+                    one.facts.total_claimed
+                    for one in self.channels.values()
+                    if (one.config.receiver, one.config.token) == (receiver, token)
+                ),
+            )
             for (receiver, token), totals in found.items()
         )
 
@@ -449,17 +458,35 @@ async def test_a_claim_after_the_answer_of_the_contract_is_not_marked_by_it(
 ) -> None:
     key = harness.add(make_payer(1), DUE, deposit=4_000_000)
     await harness.claims.run_once()
-    fetch_unsettled = harness.networks.fetch_unsettled
+    fetch_totals = harness.networks.fetch_receiver_totals
 
-    async def claim_meanwhile(receiver: Receiver) -> int:
+    async def claim_meanwhile(receiver: Receiver) -> tuple[int, int]:
         channel = harness.rows.channels[key]
         later = replace(channel.facts, total_claimed=2 * DUE)
         harness.rows.channels[key] = replace(channel, facts=later)
-        return await fetch_unsettled(receiver)
+        return await fetch_totals(receiver)
 
-    monkeypatch.setattr(harness.networks, "fetch_unsettled", claim_meanwhile)
+    monkeypatch.setattr(harness.networks, "fetch_receiver_totals", claim_meanwhile)
     await harness.claims.run_once()
     assert harness.rows.settled == {key: DUE}
+
+
+@pytest.mark.parametrize("seen", [0, DUE - 1], ids=["no claim", "the claim of another channel"])
+async def test_a_node_that_has_not_seen_every_claim_says_nothing_about_what_is_paid_out(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, seen: int
+) -> None:
+    """Its totals of a blocked receiver are equal because it lags: neither is the money paid out, nor may the receiver be forgotten."""
+    harness.add(make_payer(1), DUE, deposit=4_000_000)
+    harness.chain.block_owner(CHAIN, TOKEN, FIRST)
+    await harness.claims.run_once()
+
+    async def lag(receiver: Receiver) -> tuple[int, int]:
+        return seen, seen
+
+    monkeypatch.setattr(harness.networks, "fetch_receiver_totals", lag)
+    await harness.claims.run_once()
+    assert harness.rows.settled == {}
+    assert set(harness.rows.refused) == {Receiver(CHAIN, FIRST, TOKEN)}
 
 
 @pytest.mark.parametrize("is_refused", [False, True], ids=["what is paid out", "a settle of one alone"])

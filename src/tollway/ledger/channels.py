@@ -380,11 +380,13 @@ def decide_claim_state(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsettledReceiver:
-    """A receiver for whom more is claimed than is known as paid out. `totals`: the claimed sums of these channels by their keys."""
+    """A receiver for whom more is claimed than is known as paid out. `totals`: the claimed sums of these channels by their keys. `claimed_units`: the claimed sum of all
+    its channels of the ledger, those included that are paid out: the contract has claimed at least so much."""
 
     receiver: Address
     token: Address
     totals: Mapping[int, int]
+    claimed_units: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

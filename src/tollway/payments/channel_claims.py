@@ -180,10 +180,11 @@ class ChannelClaims:
 
     async def _find_settled(self, chain_id: ChainId) -> None:
         """Asks the contract which receivers have been paid all that is claimed for them, by whichever transaction. The ledger is read first: what is claimed after the answer
-        of the contract is not in it. The token pays such a receiver again."""
+        of the contract is not in it. A node that has not seen all of our claims says nothing. The token pays such a receiver again."""
         for one in await self._ledger.list_unsettled(chain_id):
             receiver = Receiver(chain_id, one.receiver, one.token)
-            if await self._networks.fetch_unsettled(receiver) == 0:
+            claimed, settled = await self._networks.fetch_receiver_totals(receiver)
+            if claimed == settled and claimed >= one.claimed_units:
                 await self._ledger.mark_settled(one.totals)
                 await self._ledger.clear_refused(receiver)
 
@@ -261,7 +262,8 @@ class ChannelClaims:
             return
         due = []
         for one in sorted(refused):
-            unsettled = await self._networks.fetch_unsettled(one)
+            claimed, settled = await self._networks.fetch_receiver_totals(one)
+            unsettled = claimed - settled
             calldata = encode_settle(receiver=one.receiver, token=one.token)
             asset = self._find_asset(one)
             cost = 1 if asset is None else max(1, rules.gas_units(asset, SETTLE_COST_GAS, gas_price_wei))

@@ -139,8 +139,8 @@ class ChannelNetworks:
             seen_block=found.head_number,
         )
 
-    async def fetch_unsettled(self, receiver: Receiver) -> int:
-        """What the contract has claimed for a receiver and not paid out, over all its channels. Raises ChainUnavailable, also where the answer is no pair of totals."""
+    async def fetch_receiver_totals(self, receiver: Receiver) -> tuple[int, int]:
+        """What the contract has claimed for a receiver, and what of it the contract has paid out, over all its channels. Raises ChainUnavailable, also where the answer is no pair of totals."""
         result = await self._chains.call_contract(
             receiver.chain_id,
             to=SETTLEMENT_CONTRACT,
@@ -150,10 +150,9 @@ class ChannelNetworks:
             deadline_s=self._limits.rpc_deadline_s,
         )
         try:
-            claimed, settled = parse_receiver_totals(b"" if result.reverted else result.payload)
+            return parse_receiver_totals(b"" if result.reverted else result.payload)
         except ValueError:
             raise ChainUnavailable("the totals of a receiver are unreadable") from None
-        return claimed - settled
 
     def count_deposit_blocks(self, chain_id: ChainId, asset: Asset) -> int:
         """How many blocks deep a large deposit must be."""

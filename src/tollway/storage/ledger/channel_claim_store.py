@@ -178,8 +178,16 @@ def _list_unsettled(connection: Connection, *, chain_id: ChainId) -> tuple[Unset
     found: dict[tuple[bytes, bytes], dict[int, int]] = {}
     for receiver, token, key, total_claimed in connection.execute(query):
         found.setdefault((bytes(receiver), bytes(token)), {})[key] = total_claimed
+    claimed = select(func.sum(own.total_claimed)).where(
+        own.receiver == bindparam("receiver"), own.token == bindparam("token"), own.chain_id == chain_id
+    )
     return tuple(
-        UnsettledReceiver(receiver=Address(receiver), token=Address(token), totals=totals)
+        UnsettledReceiver(
+            receiver=Address(receiver),
+            token=Address(token),
+            totals=totals,
+            claimed_units=int(connection.scalar(claimed, {"receiver": receiver, "token": token})),
+        )
         for (receiver, token), totals in found.items()
     )
 
