@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.kit.clocks import Clock
 from tests.kit.listings import PROVIDER, sample_listing
@@ -12,10 +12,8 @@ from tollway.ids import ListingId
 from tollway.registry.listing import Listing
 from tollway.registry.quality import Reputation
 from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.meaning_search import MeaningSearch
 from tollway.storage.engine.database import Database
-
-if TYPE_CHECKING:  # it imports numpy, which `make quick` does not install
-    from tollway.storage.catalog.meaning_search import MeaningSearch
 
 NOW_MS = 1_700_000_000_000
 _NUMBERS = count(1)
@@ -34,7 +32,7 @@ def numbered_listing(*, name: str = "", created_ms: int = 1, **changes: Any) -> 
 
 
 def open_catalog(
-    database: Database, clock: Clock | None = None, *, meaning: "MeaningSearch | None" = None
+    database: Database, clock: Clock | None = None, *, meaning: MeaningSearch | None = None
 ) -> CatalogStore:
     """The catalog of one gateway. The time of the database is its own."""
     return CatalogStore(
