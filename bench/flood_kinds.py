@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tollway.web.api.misdirected import PAID_PREFIXES
+
 Plan = dict[str, Any]
 
 SLOW_BYTES, SLOW_PAUSE_S = 2_048, 1.0
@@ -147,17 +149,27 @@ async def run_flood(plan: Plan, kinds: Sequence[str], connections: int) -> None:
     print(json.dumps({"answers": answers}))
 
 
-async def dial(plan: Plan, number: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+def find_port(plan: Plan, request: bytes) -> int:
+    """Where the proxy of a gateway with control workers sends a request."""
+    is_paid = request.split(b" ", 2)[1].decode().startswith(PAID_PREFIXES)
+    return int(plan["port" if is_paid else "controlPort"])
+
+
+async def dial(plan: Plan, number: int, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     source = f"127.1.{number // 250}.{number % 250 + 1}"
-    return await asyncio.open_connection("127.0.0.1", plan["port"], local_addr=(source, 0), limit=8 * 2**20)
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), limit=8 * 2**20)
 
 
 async def send_requests(plan: Plan, kind: str, number: int, answers: Counter[str]) -> None:
     requests = REQUESTS[kind](plan, number)
     while True:
         try:
-            reader, writer = await dial(plan, number)
+            connections: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
             for request in requests:
+                port = find_port(plan, request)
+                if port not in connections:
+                    connections[port] = await dial(plan, number, port)
+                reader, writer = connections[port]
                 writer.write(request)
                 answers[f"{kind} {await read_answer(reader)}"] += 1
         except (OSError, EOFError):
@@ -171,7 +183,7 @@ async def send_slowly(plan: Plan, kind: str, number: int, answers: Counter[str])
     head = get(plan, path, "Content-Type: application/json", f"Content-Length: {SLOW_BODY_BYTES}")
     while True:
         try:
-            _, writer = await dial(plan, number)
+            _, writer = await dial(plan, number, find_port(plan, head))
             writer.write(b"POST" + head[3:])
             while not writer.is_closing():
                 writer.write(b" " * SLOW_BYTES)

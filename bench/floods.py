@@ -1,10 +1,10 @@
 """Ordinary paid calls beside floods: p50 and p99 of steady callers on credit, in turn quiet and beside each kind of flood, and beside all of them at once.
 
-    python bench/floods.py [--database sqlite|postgresql] [--kinds heads documents …] [--rounds 3] [--seconds 6] [--connections 48]
+    python bench/floods.py [--database sqlite|postgresql] [--control-workers 1] [--kinds heads documents …] [--rounds 3] [--seconds 6] [--connections 48]
 
 The gateway has a core of its own; callers, floods, upstream, chain node and PostgreSQL share the other, the floods at a low priority. A flood is that many
-connections from as many addresses of loopback, each of which sends the next request after the last response. No ordinary call may be refused. Beside the time of a call stands the CPU time of the gateway
-meanwhile, which other programs of the machine hardly change. Writes
+connections from as many addresses of loopback, each of which sends the next request after the last response. No ordinary call may be refused. Control workers share the core of their
+gateway; a flood sends them what a proxy would. Beside the time of a call stands the CPU time of the gateway's own process meanwhile, which other programs of the machine hardly change. Writes
 `bench/results/floods-<database>.json` and `.md`.
 """
 
@@ -34,6 +34,7 @@ from machine import (
     ROOT,
     describe_commit,
     describe_machine,
+    find_free_port,
     forget_peak,
     pin,
     prepare_child,
@@ -201,7 +202,9 @@ async def measure_kind(
     }
 
 
-async def prepare(gateway: Gateway, bench: Bench, folder: Path, upstream_url: str) -> Path:
+async def prepare(
+    gateway: Gateway, bench: Bench, folder: Path, upstream_url: str, *, control_port: int
+) -> Path:
     """Listings, books and sessions for the floods. The file of what floods and callers send."""
     seller = make_account("seller")
     ids = []
@@ -229,6 +232,7 @@ async def prepare(gateway: Gateway, bench: Bench, folder: Path, upstream_url: st
     plan = {
         "pid": gateway.child.pid,
         "port": gateway.port,
+        "controlPort": control_port,
         "apiId": gateway.api_id,
         "ids": ids,
         "tokens": tokens,
@@ -266,6 +270,11 @@ async def serving(options: argparse.Namespace, folder: Path) -> AsyncIterator[tu
         upstream = await stack.enter_async_context(
             serving_upstream(folder, find_programs(is_plain=False).nginx)
         )
+        control_port = find_free_port() if options.control_workers else 0
+        workers = {
+            "TOLLWAY_CONTROL_WORKERS": str(options.control_workers),
+            "TOLLWAY_CONTROL_LISTEN": f"127.0.0.1:{control_port}",
+        }
         gateway = await stack.enter_async_context(
             serving_gateway(
                 "floods",
@@ -273,10 +282,11 @@ async def serving(options: argparse.Namespace, folder: Path) -> AsyncIterator[tu
                 database_url=url,
                 upstream_url=upstream.url,
                 is_known=True,
-                settings=SETTINGS,
+                settings=SETTINGS | (workers if options.control_workers else {}),
             )
         )
-        yield gateway, await prepare(gateway, bench, folder, upstream.url)
+        port = control_port or gateway.port
+        yield gateway, await prepare(gateway, bench, folder, upstream.url, control_port=port)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -290,6 +300,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             "rounds": options.rounds,
             "seconds": options.seconds,
             "connections": options.connections,
+            "controlWorkers": options.control_workers,
             "machine": describe_machine(folder),
             "commit": describe_commit(),
             "kinds": [],
@@ -311,7 +322,7 @@ def write_markdown(found: Mapping[str, Any]) -> str:
         f"# Paid calls beside floods, {found['startedAt']}, {found['database']}",
         "",
         f"Commit `{commit['commit']}`{dirty}. {found['machine']['cpu']}, {found['machine']['cores']} cores; load of the machine before: "
-        f"{found['machine']['loadBefore']}. {CALLERS} callers at {1 / PACE_S:.0f} calls a second each; a flood of {found['connections']} connections; medians of "
+        f"{found['machine']['loadBefore']}. Control workers: {found['controlWorkers']}. {CALLERS} callers at {1 / PACE_S:.0f} calls a second each; a flood of {found['connections']} connections; medians of "
         f"{found['rounds']} alternating rounds of {found['seconds']:.0f} s.",
         "",
         "| flood | answers a second | quiet p50, p99 ms | beside it p50, p99 ms | × p50 | × p99 | CPU of the gateway meanwhile, p50, p99 ms | refused | at most MiB |",
@@ -331,6 +342,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--control-workers", type=int, default=0, help="PostgreSQL only")
     parser.add_argument("--kinds", nargs="+", choices=(*KINDS, ALL), default=[*KINDS, ALL])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each round")

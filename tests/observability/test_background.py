@@ -256,6 +256,8 @@ GROUPS = {
     "chain/nodes.py": "its children catch what nodes do",
     "registry/ownership_recheck.py": "its children catch everything",
     "gateway/circuit_breaker.py": "its children catch everything; in a task of its own",
+    "app/control_app.py": "a worker: when its server or its reports fail, it ends, and its gateway starts another one",
+    "app/control_workers.py": "the task that kills a worker after its time fails at nothing",
     "app/lifecycle.py": "the public and the admin server: when one fails, so does the gateway",
     "outbound/probes.py": "its children catch what places do",
     "payments/settlement.py": "a request; its child catches everything",

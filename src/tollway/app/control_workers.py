@@ -146,7 +146,8 @@ class ControlWorkers:
     async def _kill_late(self, process: Process) -> None:
         await self._is_stopping.wait()
         await asyncio.sleep(self._stop_s)
-        process.kill()
+        if process.returncode is None:
+            process.kill()
 
     async def _follow_reports(self, number: int, process: Process, reports: int) -> bool:
         """Until the pipe closes, which the end of the worker does. Returns whether the worker was ever ready."""
