@@ -43,6 +43,7 @@ QUIET = {
 """The first rounds of a gateway are its last ones."""
 ON_DEMAND = frozenset(
     {
+        TaskName.CONTROL_WORKERS,
         TaskName.LEDGER_WRITER,
         TaskName.RECEIPT_POLLING,
         TaskName.REPUTATION_ELECTION,
