@@ -1,13 +1,12 @@
 """A control worker: a process that serves the control plane of a gateway, and no call. Its gateway starts it (`app/control_workers.py`).
 
 It is the gateway's application over the same PostgreSQL without the paths that pay or settle (`web/api/misdirected.py`). It has no lease, no duty of the fleet and
-no key of gas: of each gas key it keeps the address, to know what a 402 offers. What it starts beside requests only reads: the shared time, blocked wallets, budgets,
-webhook endpoints, nodes, gas prices, the tables' version. It ends when its gateway does.
+no key of gas: of each gas key it keeps the address, to know what a 402 offers. Beside requests it reads what every process reads for itself: the shared time, blocked
+wallets, budgets, webhook endpoints, nodes, gas prices, the tables' version; it also embeds listings for the search by meaning. It ends when its gateway does.
 """
 
 import argparse
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -18,19 +17,10 @@ from pathlib import Path
 import uvloop
 
 from tollway.app.control_workers import NOT_READY, READY, REPORT_INTERVAL_S
-from tollway.app.lifecycle import (
-    GC_THRESHOLD,
-    MODERATION_INTERVAL_S,
-    SCHEMA_INTERVAL_S,
-    VECTORS_INTERVAL_S,
-    App,
-)
-from tollway.app.runtime import BackgroundTaskGroup
-from tollway.chain.nodes import AWAY_INTERVAL_S
+from tollway.app.lifecycle import App, freeze_objects
 from tollway.config.networks import NetworkSettings
 from tollway.config.settings import Settings, load_settings
 from tollway.errors import SettingsInvalid
-from tollway.observability.background import TaskName
 from tollway.observability.telemetry import configure_logging
 
 PARENT_GONE = 1
@@ -53,18 +43,7 @@ class ControlApp(App):
         await self.settlement_services.open()
         self._stack.push_async_callback(self.settlement_services.close)
         await self._renew()
-        await self._refresh_wallets()
-        await self.webhook_services.store.refresh()
-        if self.meaning_search is not None:
-            self._stack.callback(self.meaning_search.close)
-        tasks = await self._stack.enter_async_context(BackgroundTaskGroup(self.background))
-        await self._open_shared_rates(tasks)
-        if self.meaning_search is not None:
-            tasks.start_periodic(TaskName.SEARCH_VECTORS, VECTORS_INTERVAL_S, self.meaning_search.refresh)
-        tasks.start_periodic(TaskName.LEASE_RENEWAL, self.settings.limits.owner_renew_s, self._renew)
-        tasks.start_periodic(TaskName.CHAIN_CHECK, AWAY_INTERVAL_S, self.node_health.check_due)
-        tasks.start_periodic(TaskName.SCHEMA_CHECK, SCHEMA_INTERVAL_S, self.schema.watch)
-        tasks.start_periodic(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self._refresh_wallets)
+        tasks = await self._start_views()
         self.settlement_services.follow(tasks)
         self.reputation_services.probe(tasks)
         self.webhook_services.follow(tasks)
@@ -75,9 +54,7 @@ class ControlApp(App):
 
     async def serve_reporting(self, reports: int) -> None:
         """Serves until `stop`, and reports to the gateway whether this worker takes requests."""
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_THRESHOLD)
+        freeze_objects()
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(self._report_readiness(reports))
             try:

@@ -134,21 +134,10 @@ class App(GatewayParts):
         await self._check_channel_keys()
         await self.ledger.open()
         await self.fleet_view.record_build()
-        await self._refresh_wallets()
-        await self.webhook_services.store.refresh()
-        if self.meaning_search is not None:
-            self._stack.callback(self.meaning_search.close)
-        tasks = await self._stack.enter_async_context(BackgroundTaskGroup(self.background))
-        limits = self.settings.limits
-        await self._open_shared_rates(tasks)
-        if self.meaning_search is not None:
-            tasks.start_periodic(TaskName.SEARCH_VECTORS, VECTORS_INTERVAL_S, self.meaning_search.refresh)
-        tasks.start_periodic(TaskName.LEASE_RENEWAL, limits.owner_renew_s, self._renew)
-        tasks.start_periodic(TaskName.CALL_RECOVERY, limits.recovery_interval_s, self._recover)
-        tasks.start_periodic(TaskName.CHAIN_CHECK, AWAY_INTERVAL_S, self.node_health.check_due)
+        tasks = await self._start_views()
+        recovery_interval_s = self.settings.limits.recovery_interval_s
+        tasks.start_periodic(TaskName.CALL_RECOVERY, recovery_interval_s, self._recover)
         tasks.start_periodic(TaskName.SESSION_PRUNING, PRUNE_INTERVAL_S, self._prune)
-        tasks.start_periodic(TaskName.SCHEMA_CHECK, SCHEMA_INTERVAL_S, self.schema.watch)
-        tasks.start_periodic(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self._refresh_wallets)
         tasks.start_periodic(TaskName.AUDIT_ENTRY_LOG, AUDIT_LOG_INTERVAL_S, self.audit_log.log_new)
         tasks.start_periodic(TaskName.READINESS_NOTE, READINESS_INTERVAL_S, self._record_readiness)
         delays = self.background[TaskName.LOOP_DELAY]
@@ -160,6 +149,22 @@ class App(GatewayParts):
         self.webhook_services.start(tasks, lead=self._leadership)
         writing = tasks.start(TaskName.LEDGER_WRITER, self.ledger.run)
         self._stack.push_async_callback(self._stop_writing, writing)
+
+    async def _start_views(self) -> BackgroundTaskGroup:
+        """Starts what keeps this process's view of its database and its chains up to date. A control worker needs it too."""
+        await self._refresh_wallets()
+        await self.webhook_services.store.refresh()
+        if self.meaning_search is not None:
+            self._stack.callback(self.meaning_search.close)
+        tasks = await self._stack.enter_async_context(BackgroundTaskGroup(self.background))
+        await self._open_shared_rates(tasks)
+        if self.meaning_search is not None:
+            tasks.start_periodic(TaskName.SEARCH_VECTORS, VECTORS_INTERVAL_S, self.meaning_search.refresh)
+        tasks.start_periodic(TaskName.LEASE_RENEWAL, self.settings.limits.owner_renew_s, self._renew)
+        tasks.start_periodic(TaskName.CHAIN_CHECK, AWAY_INTERVAL_S, self.node_health.check_due)
+        tasks.start_periodic(TaskName.SCHEMA_CHECK, SCHEMA_INTERVAL_S, self.schema.watch)
+        tasks.start_periodic(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self._refresh_wallets)
+        return tasks
 
     async def _open_shared_rates(self, tasks: BackgroundTaskGroup) -> None:
         if self.redis_windows is None:
@@ -285,10 +290,7 @@ class App(GatewayParts):
         """Serves until `stop`, then finishes the calls in flight within `drain_deadline_s`. `notifier` reports when the port accepts connections."""
         settings = self.settings
         self.reserve_ports()
-        # Objects that exist now live as long as the process: take them out of later collections.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_THRESHOLD)
+        freeze_objects()
         _log.info("listening", address=str(settings.listen), public_url=settings.public_url)
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(self._report(notifier)) if notifier is not None else None
@@ -397,6 +399,13 @@ class App(GatewayParts):
     async def _record_readiness(self) -> None:
         if all((await self.check_ready()).values()):
             await self.operator_ledger.mark_ready(now_ms=now_ms())
+
+
+def freeze_objects() -> None:
+    """Takes the objects that exist now out of later collections: they live as long as the process."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
 
 
 async def run(
