@@ -80,17 +80,20 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 # ARGS=web names the folder tests/web.
 FOLDERS = $(if $(filter -%,$(firstword $(ARGS))),$(ARGS),$(foreach word,$(ARGS),$(if $(wildcard tests/$(word)),tests/$(word),$(word))))
+# Property tests and the short form of torture draw from a seed, which the first lines of the output name: another one for each commit, and
+# for one commit always the same, so that a run that failed fails again. `make quick` draws with DRAWN=1 only.
+SEED := $(or $(SEED),$(shell printf %d 0x$$(git rev-parse HEAD 2>/dev/null | cut -c1-7)))
+DRAW = --hypothesis-profile drawn --hypothesis-seed $(SEED)
 quick: $(STAMPS)/quick   ## tests that need no process, database server, chain or browser, two minutes (options: ARGS=web)
-	$(PYTEST) -n $(WORKERS) --suite quick $(FOLDERS)
+	$(PYTEST) -n $(WORKERS) --suite quick $(if $(DRAWN),$(DRAW)) $(FOLDERS)
 
 test: install    ## the tests of a change, ten minutes on two quiet cores (options: WORKERS=0 ARGS="-k replay")
 	$(PYTEST) -n $(WORKERS) --suite test $(FOLDERS)
 
-# Property tests and the short form of torture draw from a seed, which the first lines of the output name: another one for each commit, and
-# for one commit always the same, so that a run that failed fails again.
-SEED := $(or $(SEED),$(shell printf %d 0x$$(git rev-parse HEAD 2>/dev/null | cut -c1-7)))
+# SUITE=rest leaves out what `make quick` runs.
+SUITE ?= all
 test-all: install   ## every test, 28 minutes on two quiet cores (options: SEED=7 ARGS=browser)
-	SIMULATION_HISTORIES=100000 TORTURE_SEED=$(SEED) $(PYTEST) -n $(WORKERS) --suite all --hypothesis-profile drawn --hypothesis-seed $(SEED) $(FOLDERS)
+	SIMULATION_HISTORIES=100000 TORTURE_SEED=$(SEED) $(PYTEST) -n $(WORKERS) --suite $(SUITE) $(DRAW) $(FOLDERS)
 
 durations:       ## every test, then the seconds of each file in tests/durations.json, which orders the next runs
 	@$(MAKE) --no-print-directory test-all ARGS=--write-durations

@@ -169,10 +169,12 @@ def find_folders(suite: Suite) -> frozenset[Path]:
 
 
 def is_left_out(item: pytest.Item, suite: str | None) -> bool:
-    """`make quick` leaves out what starts a process; `make test` what repeats on PostgreSQL a rule that no dialect changes."""
+    """`make quick` leaves out what starts a process, `rest` what `make quick` runs; `make test` what repeats on PostgreSQL a rule that no dialect changes."""
     names = {mark.name for mark in item.iter_markers()}
     if suite == "quick":
         return "process" in names
+    if suite == "rest":
+        return class_of(name_file(item.path)) == "quick" and "process" not in names
     return suite == "test" and "postgres" in names and "dialects" not in names
 
 

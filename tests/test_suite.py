@@ -72,9 +72,10 @@ def test_what_a_test_does_to_the_log_ends_with_it() -> None:
 def test_every_class_is_run_by_a_command() -> None:
     run = set().union(*SUITES.values())
     assert run == set(CLASS_NAMES) - {"own"}
-    assert SUITES["quick"] < SUITES["test"] < SUITES["all"]
+    assert SUITES["quick"] < SUITES["test"] < SUITES["all"] == SUITES["rest"]
     assert SUITES["all"].isdisjoint(SUITES["check"])
-    assert [name for name in SUITES if f"--suite {name}" not in MAKEFILE] == []
+    recipes = (ROOT / "Makefile").read_text() + (ROOT / ".ci/run").read_text()
+    assert set(re.findall(r"(?:--suite |\bSUITE(?: \?)?= ?)(\w+)", recipes)) == set(SUITES)
 
 
 def test_a_file_with_a_target_of_its_own_is_named_by_that_target() -> None:
@@ -223,7 +224,7 @@ def run_pytest(folder: Path, *options: str, **files: str) -> str:
 
 @pytest.mark.parametrize(
     ("suite", "run"),
-    [("quick", "a"), ("test", "ab"), ("all", "abc"), ("check", "d")],
+    [("quick", "a"), ("test", "ab"), ("all", "abc"), ("rest", "bc"), ("check", "d")],
 )
 def test_a_suite_runs_the_files_of_its_classes(tmp_path: Path, suite: str, run: str) -> None:
     output = run_pytest(tmp_path, f"--suite={suite}", test_a=TEST, test_b=TEST, test_c=TEST, test_d=TEST)
@@ -256,6 +257,7 @@ def test_a_quick_test_starts_no_process(tmp_path: Path) -> None:
         ("quick", {"rule", "difference"}),
         ("test", {"difference", "process"}),
         ("all", {"rule", "difference", "process"}),
+        ("rest", {"process"}),
     ],
 )
 def test_a_suite_leaves_out_the_tests_of_other_suites(tmp_path: Path, suite: str, names: set[str]) -> None:
@@ -410,6 +412,6 @@ def is_alive(pid: int) -> bool:
 
 def test_the_gate_runs_every_suite_the_quick_one_first_and_every_target_of_its_own() -> None:
     gate = (ROOT / ".ci" / "run").read_text()
-    assert re.findall(r"^make (\S+)$", gate, re.MULTILINE) == ["quick", "check", "test-all"]
+    assert re.findall(r"^make (.+)$", gate, re.MULTILINE) == ["quick DRAWN=1", "check", "test-all SUITE=rest"]
     (line,) = re.findall(r"^\.ci/side_by_side (.*)$", gate, re.MULTILINE)
     assert set(line.split()) == set(OWN_TARGETS.values())

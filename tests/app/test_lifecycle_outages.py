@@ -178,11 +178,11 @@ class Observer:
         return {task.name: task.succeeded_s for task in self.app.background}
 
     async def _wait(self, condition: Callable[[BackgroundTask], bool], names: set[TaskName]) -> set[TaskName]:
-        """Those of which the condition held, once it has held of all, or not for a long time."""
+        """Those of which the condition held, once it has held of all that did not end, or not for a long time."""
         met: set[TaskName] = set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DEADLINE_S):
-                while not met >= names:
+                while not met.union(self.app.background.ended) >= names:
                     self._give_work()
                     met |= {task.name for task in self.app.background if condition(task)}
                     await asyncio.sleep(0.005)
