@@ -249,6 +249,19 @@ async def test_a_finish_that_is_due_during_a_commit_is_written_after_it(database
     await ledger.close()
 
 
+async def test_finishes_behind_a_full_batch_are_written_without_another_entry(database: Database) -> None:
+    ledger = FaultyLedger(database, limits=Limits(claim_batch_max=2))
+    await ledger.ledger.open()
+    claims = [claim_on(None) for _ in range(3)]
+    for claim in claims:
+        await ledger.ledger.claim(claim)
+        await ledger.ledger.close(close_of(claim))
+    for claim in claims:
+        ledger.ledger.finish(finish_of(claim))
+    await until(lambda: ledger.sizes == [1] * 6 + [2, 1])
+    await ledger.close()
+
+
 # Callers that leave
 
 
