@@ -97,6 +97,11 @@ async def test_the_sums_of_both_sides_have_what_came_back_and_the_net(harness: S
             words = (await harness.read(path)).words
             assert "0.02 USDC" in words, path
             assert "0.005 refunded, 0.015 net" in words or "refunded 0.005 net 0.015" in words, (path, words)
+    await harness.sign_in(READER)
+    for group in ("day", "api", "provider", "wallet"):
+        words = (await harness.read(f"/my/spending?groupBy={group}")).words
+        assert "Calls Charged Refunded Net" in words, (group, words)
+        assert "2 0.02 0.005 0.015" in words, (group, words)
     await harness.sign_in(SELLER)
     file = (await harness.browser.get("/my/sales.csv")).text
     rows = list(csv.DictReader(io.StringIO(file, newline="")))
