@@ -6,7 +6,7 @@ meaning of one, is a new version of the domain; that windows are the UTC hour, d
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -108,6 +108,16 @@ def check_target(text: str) -> str:
     if not is_provider and _TARGET.fullmatch(text) is None:
         raise ValueError("must be api:<id>, provider:<address in EIP-55> or tag:<tag>")
     return text
+
+
+def name_targets(listing_id: str, provider: object, tags: Iterable[str]) -> frozenset[str]:
+    """What `allow` and `deny` of a policy may call a listing. `provider`: an address, or its text in EIP-55."""
+    return frozenset({f"api:{listing_id}", f"provider:{provider}", *(f"tag:{tag}" for tag in tags)})
+
+
+def is_target_allowed(targets: frozenset[str], *, allow: Collection[str], deny: Collection[str]) -> bool:
+    """Whether a policy with these lists covers a listing that has these names."""
+    return targets.isdisjoint(deny) and not (allow and targets.isdisjoint(allow))
 
 
 # ---- Contradictions.

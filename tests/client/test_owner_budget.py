@@ -134,6 +134,109 @@ async def test_a_payment_beyond_the_policy_fails_and_stays_credit(make, gateway,
     assert len(chain.broadcasts) == 1
 
 
+TARGETS = {"api": API, "provider": OWNER, "tag": "quotes"}
+LISTING = {
+    "id": API,
+    "name": "Quotes",
+    "provider": OWNER,
+    "pricePerRequest": "0.01",
+    "currency": "USDC",
+    "endpoint": "https://api.test",
+    "description": "",
+    "tags": ["quotes"],
+}
+
+
+def policy_with(**members: Any) -> dict[str, Any]:
+    return {"currency": "USDC", "notAfter": 1_798_761_600, **members}
+
+
+def left(limit: str, amount: str) -> dict[str, str]:
+    return {"limit": limit, "amount": amount, "resetsAt": "2026-11-23T00:00:00.000Z"}
+
+
+@pytest.mark.parametrize(
+    ("members", "reason", "limit"),
+    [
+        ({"left": [left("maxPerDay", "0.009999999")]}, "limit", "maxPerDay"),
+        ({"left": [left("maxPerDay", "0")]}, "limit", "maxPerDay"),
+        ({"left": [left("maxPerCall", "0.005"), left("maxTotal", "0.001")]}, "limit", "maxTotal"),
+        ({"state": "revoked", "policy": None, "left": []}, "no_policy_in_force", None),
+        ({"state": "expired"}, "no_policy_in_force", None),
+        ({"state": "not_yet", "policy": policy_with(notBefore=1_795_392_000)}, "no_policy_in_force", None),
+        ({"state": "not_yet", "policy": policy_with(notBefore=10**30)}, "no_policy_in_force", None),
+        ({"policy": policy_with(currency="EURC")}, "other_currency", None),
+        ({"policy": policy_with(currency="E\x1b[2J")}, "other_currency", None),
+        *(
+            ({"policy": policy_with(deny=[f"{kind}:{name}"])}, "target_not_allowed", None)
+            for kind, name in TARGETS.items()
+        ),
+        ({"policy": policy_with(allow=["tag:weather"])}, "target_not_allowed", None),
+    ],
+)
+async def test_no_transfer_is_sent_that_the_policy_does_not_cover(
+    make, gateway, chain, members, reason, limit
+):
+    listed = lambda request: httpx.Response(200, json=LISTING)  # noqa: E731 - a row of the double
+    gateway.budgets = answers(budget_of(**{"policy": policy_with(), **members}))
+    client = make()
+    gateway.answers = [gateway._call, listed]
+    with pytest.raises(PolicyExceeded, match="Nothing was paid") as failed:
+        await do(client.call(API))
+    assert (failed.value.reason, failed.value.limit, failed.value.transaction) == (reason, limit, None)
+    assert "\x1b" not in str(failed.value)
+    assert (chain.broadcasts, client.payments()) == ([], ())
+    gateway.budgets, gateway.answers = None, []
+    assert (await do(client.call(API))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        answers(),
+        answers(PENDING),
+        answers(budget_of(policy=policy_with(maxPerDay="5"), left=[left("maxPerDay", "0.01")])),
+        answers(budget_of(policy=policy_with(), left=[left("maxPerDay", "soon"), left("maxPerYear", "0")])),
+        answers(budget_of(policy=policy_with(allow=["tag:weather"]))),
+        lambda request: httpx.Response(200, json={"budgets": "none"}),
+        lambda request: httpx.Response(502, text="away"),
+        lambda request: httpx.Response(429, json={"code": "rate_limited"}),
+    ],
+    ids=["no owner", "no budget", "pending", "just enough", "forms", "listing away", "form", "away", "rate"],
+)
+async def test_what_says_nothing_against_a_call_lets_it_pay(make, gateway, chain, answer):
+    gateway.budgets, client = answer, make()
+    if answer is not None:
+        gateway.answers = [gateway._call]
+    assert (await do(client.call(API))).status_code == 200
+    assert len(chain.broadcasts) == 1
+
+
+async def test_a_gateway_that_ends_the_connection_lets_the_call_pay(make, gateway, chain):
+    def cut(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("slow")
+
+    gateway.budgets = cut
+    assert (await do(make().call(API))).status_code == 200
+    assert len(chain.broadcasts) == 1
+
+
+async def test_the_policy_is_read_once_for_a_new_transfer_and_never_for_credit(make, gateway):
+    read = []
+    gateway.budgets = lambda request: read.append(request) or gateway.refuse(404, "budget_not_found")
+    client = make(max_price="1 USDC")
+    for _ in range(3):
+        assert (await do(client.call(API, prepay=3))).status_code == 200
+    assert len(read) == 1
+
+
+async def test_a_prepayment_counts_one_call(make, gateway, chain):
+    gateway.budgets = answers(budget_of(policy=policy_with(), left=[left("maxPerCall", "0.01")]))
+    assert (await do(make().call(API, prepay=10))).status_code == 200
+    assert len(chain.broadcasts) == 1
+
+
 async def test_an_authorization_beyond_the_policy_fails_and_is_released(make, gateway):
     gateway.offer_authorizations()
     client = make()

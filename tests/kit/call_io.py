@@ -13,6 +13,7 @@ from tollway.client.call_io import (
     NodeResult,
     NoResponse,
     OverBudget,
+    PolicyBinding,
     SignedAuthorization,
     SignedTransfer,
     Stored,
@@ -105,11 +106,13 @@ class FakeCallIo:
         final_s: int = NOW_S,
         served: int = 0,
         is_repeatable: bool = False,
+        binding: PolicyBinding | None = None,
     ) -> None:
         self.responses = list(responses)
         self.left, self.over, self.usdc, self.credit = left, over, usdc, credit
         self.used, self.final_s, self.served = used, final_s, served
         self.is_repeatable = is_repeatable
+        self.binding, self.asked = binding, 0
         self.signed: list[SignedAuthorization] = []
         self.stored: dict[bytes, AuthorizationState] = {} if left is None else {left.nonce: OPEN}
         self.kept: dict[bytes, TxHash] = {}
@@ -193,6 +196,10 @@ class FakeCallIo:
 
     async def end_free_calls(self, per_s: int | None) -> None:
         self.free_ended.append(per_s)
+
+    async def fetch_binding(self) -> PolicyBinding | None:
+        self.asked += 1
+        return self.binding
 
     async def sign_transfer(self, _unsigned: UnsignedTransfer) -> SignedTransfer:
         assert OPEN not in self.stored.values(), "a transfer while an authorisation may move money"
@@ -333,7 +340,7 @@ class SteppedFlow:
     def _send(self, outcome: object) -> None:
         try:
             self.step = self._flow.send(outcome)
-            while self.step.name == "report_progress":
+            while self.step.name in ("report_progress", "fetch_binding"):  # the wallet has no owner
                 self.step = self._flow.send(None)
         except StopIteration as end:
             self.step, self.result = None, end.value

@@ -11,6 +11,7 @@ from tollway.client.channel_offer import OfferedChannel
 from tollway.client.fee_limit import format_fee
 from tollway.client.own_channel import OwnChannel, VoucherPlan
 from tollway.client.quote import ATTO_DECIMALS
+from tollway.client.records import WalletBudget
 from tollway.client.x402 import X402Offer
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset, format_decimal
@@ -385,6 +386,14 @@ class NonceTaken:
     """Nothing was stored: another process of this wallet took that nonce first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyBinding:
+    """The budget to which this wallet is bound. `targets`: what its policy may call the listing of the call; None where they are unknown, or the policy names none."""
+
+    budget: WalletBudget
+    targets: frozenset[str] | None = None
+
+
 NodeOutcome = NodeResult | NodeError | NodeUnavailable
 StoreOutcome = Stored | PaidAlready | OverBudget | NonceTaken
 
@@ -421,6 +430,9 @@ class CallIo(NodeIo, Protocol):
 
     async def end_free_calls(self, per_s: int | None) -> None:
         """Notes that the wallet has no free call left at this listing, in a period of `per_s` seconds."""
+
+    async def fetch_binding(self) -> PolicyBinding | None:
+        """Asks the gateway for the budget to which this wallet is bound. None: it is bound to no owner, or the gateway gives no usable answer."""
 
     async def sign_transfer(self, unsigned: UnsignedTransfer) -> SignedTransfer:
         """Signs a transaction. Nothing is sent."""

@@ -280,8 +280,8 @@ class ControlMethods(ControlPlane):
             if refusal.code != Code.BUDGET_NOT_FOUND.value:
                 raise
             return None
-        found = read_record(BudgetList, document).budgets
-        return next((one for one in found if one.is_bound or agent is not None), None)
+        found = read_record(BudgetList, document)
+        return found.bound if agent is None else next(iter(found.budgets), None)
 
     # ---- Webhooks.
 

@@ -28,6 +28,7 @@ from tollway.client.call_io import (
     PaidAlready,
     PaymentProgress,
     PaymentQuote,
+    PolicyBinding,
     SignedAuthorization,
     SignedTransfer,
     Stored,
@@ -39,8 +40,11 @@ from tollway.client.call_io import (
 from tollway.client.channel_offer import OfferedChannel
 from tollway.client.deadline import check_deadline, interrupted, within
 from tollway.client.driver import Driver
+from tollway.client.errors import CallerFailure
 from tollway.client.own_channel import CHANNEL_SALT, OwnChannel, VoucherPlan
-from tollway.client.requests import CallPlan
+from tollway.client.record_reader import read_record
+from tollway.client.records import BudgetList, ListingDetails
+from tollway.client.requests import CallPlan, GatewayDocument, read_document, show_budgets, show_listing
 from tollway.client.responses import (
     PROBLEM_BYTES_MAX,
     ResponseTooLong,
@@ -58,6 +62,7 @@ from tollway.client.x402 import X402Offer
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 from tollway.payments.channels import channel_id
+from tollway.spending_policy import name_targets
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,6 +73,8 @@ NODE_BYTES_MAX = 1024 * 1024
 CALL_DEADLINE_S = 420.0
 """One exchange of a call, to the end of a problem or to the head of another response: a provider may take 300 s."""
 CONTROL_DEADLINE_S = 60.0
+POLICY_DEADLINE_S = 5.0
+"""What a gateway has to say what the owner of the wallet allows; then the call pays, and its claim decides."""
 NODE_DEADLINE_S = 20.0
 
 
@@ -297,16 +304,38 @@ class Exchange:
             return describe_node_failure(str(request.url), exc)
         return read_node_response(str(request.url), response.status_code, content)
 
-    async def send_control(self, control_request: ControlRequest) -> ControlResponse:
+    async def send_control(
+        self, control_request: ControlRequest, *, deadline_s: float = CONTROL_DEADLINE_S
+    ) -> ControlResponse:
         request = self._driver.build_control(control_request)
         try:
-            with within(CONTROL_DEADLINE_S):
+            with within(deadline_s):
                 response = await self.http.send(request)
                 content = await self.http.read(response, bytes_max=RESPONSE_BYTES_MAX)
         except (httpx.TransportError, ResponseTooLong) as exc:
             raise build_unreachable(exc, transaction=None) from exc
         etag = response.headers.get("etag")
         return ControlResponse(status=response.status_code, content=content, etag=etag)
+
+    async def fetch_binding(self) -> PolicyBinding | None:
+        """A second request reads the names of the listing, where the policy has lists of them."""
+        try:
+            found = read_record(BudgetList, await self._fetch(show_budgets(str(self.wallet.address)))).bound
+        except CallerFailure:
+            return None
+        if found is None or found.policy is None or not (found.policy.allow or found.policy.deny):
+            return None if found is None else PolicyBinding(budget=found)
+        try:
+            listing = read_record(ListingDetails, await self._fetch(show_listing(self.plan.api_id)))
+        except CallerFailure:
+            return PolicyBinding(budget=found)
+        targets = name_targets(self.plan.api_id, listing.provider, listing.tags)
+        return PolicyBinding(budget=found, targets=targets)
+
+    async def _fetch(self, control_request: ControlRequest) -> GatewayDocument:
+        """A document on the way to a payment, which does not wait for it long."""
+        response = await self.send_control(control_request, deadline_s=POLICY_DEADLINE_S)
+        return read_document(control_request, response.status, response.content)
 
     async def sleep(self, seconds: float) -> None:
         await self.http.sleep(seconds)

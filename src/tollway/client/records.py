@@ -787,6 +787,11 @@ class BudgetList:
 
     budgets: tuple[WalletBudget, ...]
 
+    @property
+    def bound(self) -> WalletBudget | None:
+        """The one to which the wallet of the request is bound."""
+        return next((one for one in self.budgets if one.is_bound), None)
+
 
 # ---- Ownership.
 

@@ -38,6 +38,7 @@ from tollway.client.errors import (
     NodeUnreachable,
     PaymentPending,
     PaymentRefused,
+    PolicyExceeded,
     PriceAboveMax,
 )
 from tollway.client.fee_limit import GAS_MAX, NetworkFee, limit_fee, native_symbol
@@ -47,6 +48,7 @@ from tollway.client.finality import (
     parse_quantity,
     repeat_in_budget,
 )
+from tollway.client.owner_policy import PolicyCheck
 from tollway.client.quote import DEFAULT_MAX_PRICE, KNOWN_ASSETS, Cap, TransferOffer, is_symbol, to_atto
 from tollway.errors import Code
 from tollway.ids import Address, ChainId, TxHash, keccak256
@@ -542,7 +544,8 @@ async def make_payment(
     if paid:
         return await _pay_difference(io, offers, insufficient, source, rules, tried, paid, rejected)
     reasons: list[str] = []
-    is_fee_above = False
+    is_fee_above, policy = False, PolicyCheck(io)
+    exceeded: PolicyExceeded | None = None
     if not offers:
         raise CannotPay("The gateway offers no transfer that this wallet can make.")
     for offer in _order_offers(offers, insufficient):
@@ -557,11 +560,19 @@ async def make_payment(
         if balance < amount:
             reasons.append(explain_shortfall(asset, amount, balance, source.payer))
             continue
+        refusal = await policy.find_refusal(offer.amount, asset)
+        if refusal is not None:  # another currency may be covered
+            exceeded = exceeded or refusal
+            continue
         try:
             return await make_transfer(io, asset, offer, amount, source, tried, rules.max_fee)
         except FeeAboveMax as failure:  # another network may cost less
             reasons.append(failure.detail.rstrip("."))
             is_fee_above = True
+    if exceeded is not None:
+        if not reasons:
+            raise exceeded
+        reasons.append(exceeded.detail.rstrip("."))
     kind = FeeAboveMax if is_fee_above else CannotPay
     raise kind("This wallet cannot pay the call: " + "; ".join(reasons) + ".")
 

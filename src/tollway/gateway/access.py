@@ -15,13 +15,14 @@ from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyRequ
 from tollway.gateway.phase_timer import PhaseTimer
 from tollway.gateway.problems import PRICE_MAX_HEADER, check_price_max, exceed_budget, explain_block
 from tollway.ids import Address
-from tollway.ledger.budgets import Budget, name_targets, refuse_spending
+from tollway.ledger.budgets import Budget, refuse_spending
 from tollway.ledger.ledger import BudgetExceeded
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.lookup_quota import AuthorizationLookup
 from tollway.registry.listing import Listing, RateLimit
 from tollway.registry.moderation import BlockedWallet
+from tollway.spending_policy import name_targets
 
 _UNSETTLED = frozenset({Code.PAYMENT_OUTCOME_UNKNOWN, Code.PAYMENT_SETTLEMENT_FAILED})
 """The settlement cost gas, or may have cost it, and no payment is known."""

@@ -8,16 +8,16 @@ calendar month of the claim, and in the total since the wallet was bound. What a
 currency begins to count at zero.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-from tollway.ids import Address, ListingId
+from tollway.ids import Address
 from tollway.ledger.ledger import BudgetExceeded, Claim
 from tollway.ledger.sales import DAY_MS, HOUR_MS, floor_to
 from tollway.money import LEDGER_DECIMALS_MAX, UNITS_MAX
-from tollway.spending_policy import SpendingPolicy
+from tollway.spending_policy import SpendingPolicy, is_target_allowed, name_targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def refuse_spending(
         return BudgetExceeded(reason="no_policy_in_force", until_ms=until_ms)
     if currency != policy.currency:
         return BudgetExceeded(reason="other_currency", currency=policy.currency)
-    if not targets.isdisjoint(policy.deny) or (policy.allow and targets.isdisjoint(policy.allow)):
+    if not is_target_allowed(targets, allow=policy.allow, deny=policy.deny):
         return BudgetExceeded(reason="target_not_allowed", currency=policy.currency)
     for name, left_nano, until_ms in reversed(budget.list_left()):
         if cost_nano > left_nano:
@@ -166,11 +166,6 @@ def refuse_spending(
 def reached_key(refused: BudgetExceeded) -> str:
     """What refused a call, and until when: a loop of refused calls has one key for each limit and window."""
     return f"{refused.limit or refused.reason}@{refused.until_ms or 0}"
-
-
-def name_targets(listing_id: ListingId, provider: Address, tags: Iterable[str]) -> frozenset[str]:
-    """What `allow` and `deny` of a policy may call a listing."""
-    return frozenset({f"api:{listing_id}", f"provider:{provider}", *(f"tag:{tag}" for tag in tags)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
