@@ -1,6 +1,7 @@
 """The contract of `BudgetLedger`, and of `Ledger` for wallets that are bound to an owner: every rail counts, what comes back goes back, and no window is overspent."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -34,6 +35,8 @@ from tollway.ledger.budgets import Budget, NoBudget, NonceTooLow, TooManyPending
 from tollway.ledger.channels import ChannelBusy
 from tollway.ledger.ledger import BudgetExceeded, Claimed, NonceUsed
 from tollway.ledger.records import CallState, KeyTaken
+from tollway.money import UNITS_MAX, format_decimal
+from tollway.spending_policy import LIMITS
 from tollway.storage.engine.database import Database
 
 pytestmark = pytest.mark.dialects
@@ -80,6 +83,8 @@ async def test_a_wallet_spends_up_to_its_limit_and_is_told_what_is_left(ledger: 
         ({"maxTotal": "0.000004"}, "maxTotal"),
         ({"maxPerDay": "0.0000049999"}, "maxPerDay"),
         ({"maxPerCall": "0.000001", "maxTotal": "0.000002"}, "maxTotal"),
+        *(({limit: "0"}, limit) for limit in LIMITS),
+        ({"maxPerDay": "0.0000000009"}, "maxPerDay"),
     ],
 )
 async def test_each_limit_refuses_what_is_above_it(ledger: Any, limits: dict[str, str], reason: str) -> None:
@@ -104,6 +109,7 @@ async def test_each_limit_refuses_what_is_above_it(ledger: Any, limits: dict[str
         ({"allow": (f"provider:{Address(bytes([0xCC] * 20))}",)}, {}, None),
         ({"not_before": NOW_MS // 1000 + 1}, {}, "no_policy_in_force"),
         ({"not_after": NOW_MS // 1000}, {}, "no_policy_in_force"),
+        ({"not_after": NOW_MS // 1000 - 86_400}, {}, "no_policy_in_force"),
     ],
 )
 async def test_a_policy_decides_what_is_bought(
@@ -150,6 +156,68 @@ async def test_what_comes_back_later_leaves_the_total_and_no_new_window(ledgers:
     assert await spent(ledger) == (10, 16, 16, 16)
     await ledger.close(close_of(early, CallState.RELEASED))
     assert await spent(ledger) == (10, 10, 10, 10)
+
+
+@pytest.mark.parametrize(
+    ("limit", "last", "spent_after"),
+    [
+        ("maxPerHour", (2027, 3, 14, 14, 59), (10, 16, 16, 16)),
+        ("maxPerDay", (2027, 3, 14, 23, 59), (10, 10, 16, 16)),
+        ("maxPerMonth", (2027, 2, 28, 23, 59), (10, 10, 10, 16)),
+        ("maxPerMonth", (2028, 2, 29, 23, 59), (10, 10, 10, 16)),
+        ("maxPerMonth", (2100, 2, 28, 23, 59), (10, 10, 10, 16)),
+        ("maxPerMonth", (2027, 4, 30, 23, 59), (10, 10, 10, 16)),
+        ("maxPerMonth", (2027, 12, 31, 23, 59), (10, 10, 10, 16)),
+    ],
+)
+async def test_a_window_ends_with_its_last_millisecond(
+    ledgers: Any, limit: str, last: tuple[int, ...], spent_after: tuple[int, ...]
+) -> None:
+    """A call of the last millisecond that is released after it leaves the total, and nothing of the next window."""
+    ledger = await ledgers.gateway("one")
+    payment = await pay(ledger, 100)
+    last_ms = int(datetime(*last, second=59, tzinfo=UTC).timestamp()) * 1000 + 999  # type: ignore[arg-type]  # a moment
+    await bind(ledger, policy_of(**{limit: "0.00001"}, not_after=last_ms // 1000 + 86_400))
+    await ledgers.set_clocks(last_ms, ledger)
+    early = claim_on(payment, 6)
+    assert isinstance(await ledger.claim(early), Claimed)
+    refused = of_type(BudgetExceeded, await ledger.claim(claim_on(payment, 5)))
+    assert (refused.limit, refused.until_ms) == (limit, last_ms + 1)
+    await ledgers.set_clocks(last_ms + 1, ledger)
+    assert isinstance(await ledger.claim(claim_on(payment, 10)), Claimed)
+    assert await spent(ledger) == spent_after
+    await ledger.close(close_of(early, CallState.RELEASED))
+    hour, day, month, total = (one - 6 if one == 16 else one for one in spent_after)
+    assert await spent(ledger) == (hour, day, month, total) == (10, 10, 10, 10)
+    assert isinstance(await ledger.claim(claim_on(payment, 1)), BudgetExceeded)
+
+
+@pytest.mark.parametrize(
+    ("decimals", "units", "nano"),
+    [(0, 1, 10**9), (2, 1, 10**7), (6, 1, 1_000), (9, 1, 1), (18, 1, 1), (36, 1, 1)],
+)
+async def test_a_ledger_unit_costs_what_it_is_of_the_currency(
+    ledger: Any, decimals: int, units: int, nano: int
+) -> None:
+    """The ledger keeps nine decimals of a token with more."""
+    payment = await pay(ledger, 100)
+    await bind(ledger, policy_of(maxTotal=format_decimal(2 * nano, decimals=9)))
+    for outcome in (Claimed, Claimed, BudgetExceeded):
+        assert isinstance(await ledger.claim(claim_on(payment, units, decimals=decimals)), outcome)
+    assert (await ledger.find_binding(PAYER)).total_nano == 2 * nano
+
+
+async def test_no_sum_of_costs_leaves_64_bits(ledger: Any) -> None:
+    """A limit is at most what a balance can hold; a cost may be above it, and so may the sum of two."""
+    whole = UNITS_MAX // 10**9
+    payment = await pay(ledger, UNITS_MAX)
+    await bind(ledger, policy_of(maxPerCall=str(whole)))
+    refused = await ledger.claim(claim_on(payment, UNITS_MAX, decimals=6))
+    assert of_type(BudgetExceeded, refused).limit == "maxPerCall"
+    assert isinstance(await ledger.claim(claim_on(payment, whole, decimals=0)), Claimed)
+    refused = await ledger.claim(claim_on(payment, whole, decimals=0))
+    assert of_type(BudgetExceeded, refused).limit == "maxTotal"
+    assert (await ledger.find_binding(PAYER)).total_nano == whole * 10**9
 
 
 async def test_a_metered_call_counts_its_maximum_and_then_its_price(ledger: Any) -> None:

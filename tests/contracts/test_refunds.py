@@ -12,6 +12,7 @@ from sqlalchemy import Connection, select, update
 from tests.kit.catalogs import open_catalog
 from tests.kit.ledger_channels import buy, open_channel
 from tests.kit.ledger_records import (
+    CHAIN,
     NOW_MS,
     PAYEE,
     PAYER,
@@ -141,6 +142,38 @@ async def test_only_a_charged_call_is_refunded(ledger: Any) -> None:
         assert await refund(ledger, transfer(4), claim.call_id) == refused
         assert await ledger.record_credit(claim.call_id, now_ms=NOW_MS) == refused
     assert await ledger.find_payments(tx_hash("refund")) == ()
+
+
+async def test_a_hash_on_two_chains_is_two_transfers(ledger: Any) -> None:
+    mine, there = await charge(ledger), await charge(ledger, chain_id=ChainId(1))
+    refused = NotRefundable(fault=RefundFault.DIFFERENT_PAYERS, call_id=there)
+    assert await refund(ledger, transfer(8), mine, there) == refused
+    for call_id, chain_id in ((mine, CHAIN), (there, ChainId(1))):
+        assert await refund(ledger, transfer(4, chain_id=chain_id), call_id) == CallsRefunded(units=(4,))
+    assert len(await ledger.find_payments(tx_hash("refund"))) == 2
+
+
+async def test_credit_is_worth_what_was_paid_however_often_it_goes_round(ledger: Any) -> None:
+    """Also where the first payment leaves its chain: the credit pays that debt, and nothing is left."""
+    paid = await pay(ledger, 4, "unfinal", is_final=False)
+    claim = claim_on(paid, 4)
+    for _ in range(3):
+        assert isinstance(await ledger.claim(claim), Claimed)
+        await ledger.close(close_of(claim, CallState.CONSUMED))
+        for _ in range(2):
+            assert await ledger.record_credit(claim.call_id, now_ms=NOW_MS) == CallsRefunded(units=(4,))
+        (credit,) = await ledger.find_payments(credit_hash(claim.call_id))
+        assert (credit.value_units, credit.remaining_units) == (4, 4)
+        claim = claim_on(credit, 4)
+    await ledger.mark_gone(paid.id, now_ms=NOW_MS)
+    await ledger.continue_moves(CHAIN, now_ms=NOW_MS)
+    outcome = await ledger.claim(claim)
+    assert not isinstance(outcome, Claimed), outcome
+    assert (await ledger.debts(PAYER), (await ledger.find_payments(credit.tx_hash))[0].remaining_units) == (
+        (),
+        0,
+    )
+    await assert_balanced(ledger)
 
 
 async def test_a_call_is_refunded_once(ledger: Any) -> None:

@@ -14,6 +14,7 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import ListingId
 from tollway.ledger.ledger import Claim, ClaimOutcome
 from tollway.ledger.records import CallState
+from tollway.money import Price
 from tollway.registry.listing import FreeCalls
 
 TWO = FreeCalls(count=2)
@@ -212,6 +213,42 @@ async def test_an_address_begins_with_three_wallets_a_day(gateway: InProcessGate
     refused = await fourth.call(client="2001:db8::2")  # the same /64
     assert (refused.status, refused.problem["reason"]) == (402, "free_calls_of_address")
     assert (await fourth.call(client="2001:db8:0:1::1")).status == 200
+
+
+ADDRESSES = {
+    "256 of one /64": ([f"2001:db8:0:7::{number:x}" for number in range(256)], 3),
+    "one as IPv4 and mapped into IPv6": (["203.0.113.9", "::ffff:203.0.113.9", "::ffff:cb00:7109"] * 2, 3),
+    "each of a /64 of its own": ([f"2001:db8:0:{number:x}::1" for number in range(5)], 5),
+}
+
+
+@pytest.mark.parametrize("case", ADDRESSES)
+async def test_addresses_that_one_client_can_have_are_one(case: str) -> None:
+    addresses, served = ADDRESSES[case]
+    async with open_gateway(free_calls_per_minute=1_000) as gateway:
+        await gateway.publish(free_calls=TWO)
+        asked = [
+            (await Caller(gateway, KeyWallet.named(f"{case} {number}")).call(client=address)).status
+            for number, address in enumerate(addresses)
+        ]
+        assert asked == [200] * served + [402] * (len(addresses) - served)
+        assert gateway.served == served
+
+
+async def test_a_new_version_of_the_terms_gives_no_free_call_again() -> None:
+    async with open_gateway() as gateway:
+        listing = await gateway.publish(free_calls=TWO)
+        caller = Caller(gateway)
+        assert [(await caller.call()).status for _ in range(3)] == [200, 200, 402]
+        versions: list[tuple[dict[str, Any], list[int]]] = [
+            ({"price": Price.parse("0.02")}, [402]),
+            ({"free_calls": None}, [402]),
+            ({"free_calls": TWO}, [402]),
+            ({"free_calls": FreeCalls(count=3)}, [200, 402]),
+        ]
+        for changes, expected in versions:
+            listing = await gateway.revise(listing, **changes)
+            assert [(await caller.call()).status for _ in expected] == expected, changes
 
 
 async def test_the_calls_come_back_after_the_period(gateway: InProcessGateway) -> None:

@@ -254,7 +254,7 @@ class NoBudget:
 
 @dataclass(frozen=True, slots=True)
 class BoundToAnother:
-    """The wallet has accepted another owner. Nothing changed."""
+    """The wallet has accepted another owner, or it once accepted this one on another network. Nothing changed."""
 
 
 class BudgetLedger(Protocol):
@@ -318,8 +318,8 @@ def replace_policy(
         )
     if policy == known.policy:
         return known
-    if known.bound_ms is not None and policy.network != known.network:
-        # A contract with the same address on another chain may have another owner.
+    if known.accepted_nonce is not None and policy.network != known.network:
+        # A contract with the same address on another chain may have another owner. After the wallet is unbound, that one could still use up the nonces.
         return BoundToAnother()
     if policy.nonce <= known.nonce:
         return NonceTooLow(nonce=known.nonce)

@@ -15,10 +15,13 @@ from tollway.chain.signer import derive_address, sign_digest
 from tollway.client.record_reader import read_record
 from tollway.client.records import BudgetList, WalletBudget
 from tollway.ids import Address, ChainId
+from tollway.ledger.budgets import refuse_spending
+from tollway.ledger.ledger import BudgetExceeded
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
 from tollway.spending_policy import (
     FIELDS,
+    NONCE_MAX,
     SpendingPolicy,
     acceptance_digest,
     policy_digest,
@@ -250,12 +253,18 @@ async def test_another_signature_is_refused(site: Site) -> None:
     for digest, signer in (
         (bad, AGENT),
         (acceptance_digest(agent=AGENT, owner=OWNER, gateway=PUBLIC_URL, nonce=1), OWNER),
+        (acceptance_digest(agent=AGENT, owner=OWNER, gateway="https://other.example", nonce=1), AGENT),
+        (acceptance_digest(agent=AGENT, owner=OWNER, gateway=PUBLIC_URL, nonce=2), AGENT),
+        (acceptance_digest(agent=OTHER, owner=OWNER, gateway=PUBLIC_URL, nonce=1), AGENT),
     ):
         body = {"owner": str(OWNER), "nonce": 1, "signature": sign(signer, digest)}
         assert errors_of(await site.ask("PUT", AGENT, f"/{AGENT}", body)) == [("/signature", "wrong_signer")]
-    other = revocation_digest(owner=OWNER, agent=AGENT, gateway="https://other.example", nonce=9)
-    refused = await site.ask("DELETE", OWNER, json={"nonce": 9, "signature": sign(OWNER, other)})
-    assert errors_of(refused) == [("/signature", "wrong_signer")]
+    for write_digest, members in ((revocation_digest, {}), (unbinding_digest, {"unbind": True})):
+        for changes in ({"gateway": "https://other.example"}, {"agent": OTHER}, {"nonce": 8}):
+            named = {"owner": OWNER, "agent": AGENT, "gateway": PUBLIC_URL, "nonce": 9, **changes}
+            signature = sign(OWNER, write_digest(**named))
+            body = {"nonce": 9, "signature": signature, **members}
+            assert errors_of(await site.ask("DELETE", OWNER, json=body)) == [("/signature", "wrong_signer")]
     assert await site.states() == ["pending"]
 
 
@@ -352,6 +361,26 @@ async def test_a_contract_signs_on_the_network_of_its_policy(site: Site) -> None
     revocation = {"nonce": 3, "signature": "0x" + "07" * 70}
     assert (await site.ask("DELETE", OWNER, json=revocation)).json()["state"] == "revoked"
     assert site.contract.asked == [CHAIN] * 3
+    await site.ask("DELETE", OWNER, json={"nonce": 4, "signature": "0x" + "07" * 70, "unbind": True})
+    key_signed = await site.put(policy(nonce=NONCE_MAX))
+    assert (key_signed.status_code, key_signed.json()["reason"]) == (409, "bound_to_another_owner")
+    again = {"policy": {**members, "nonce": 5}, "signature": "0x" + "07" * 70}
+    assert (await site.ask("PUT", OWNER, json=again)).status_code == 200, "no other one took its nonces"
+
+
+async def test_a_policy_that_no_agent_accepted_may_change_its_network(site: Site) -> None:
+    members = policy_members(policy(network="eip155:84532"))
+    await site.ask("PUT", OWNER, json={"policy": members, "signature": "0x" + "07" * 70})
+    assert (await site.put(policy(nonce=2))).status_code == 200
+
+
+async def test_an_expired_policy_that_an_agent_accepts_buys_nothing(site: Site) -> None:
+    await site.put(policy(not_after=NOW_S + 5))
+    site.now_ms += 5_000
+    assert ((await site.accept()).json()["state"], await site.states()) == ("expired", ["expired"])
+    (bound,) = site.ledger.bound_budgets()
+    refused = refuse_spending(bound, cost_nano=1, currency="USDC", targets=frozenset(), now_ms=site.now_ms)
+    assert refused == BudgetExceeded(reason="no_policy_in_force")
 
 
 async def test_an_owner_has_a_maximum_of_pending_policies_and_a_rate(site: Site) -> None:

@@ -252,6 +252,32 @@ async def test_a_payment_never_refunds_and_a_refund_never_pays(harness: RefundHa
     assert await harness.refused(second, transaction=str(sent)) == (409, USED, None)
 
 
+async def test_a_transaction_with_two_transfers_to_a_payer_refunds_once_for_a_provider(
+    harness: RefundHarness,
+) -> None:
+    """Another provider whose transfer is in it refunds by that one."""
+    first, second = await harness.charge(), await harness.charge()
+    foreign = await harness.charge(provider=STRANGER, payee=STRANGER)
+    senders = (PAYEE, PROVIDER, STRANGER)
+    sent = harness.send(PRICE, "both", *(transfer_log(TOKEN, sender, PAYER, PRICE) for sender in senders))
+    assert (await harness.post(first, transaction=str(sent))).status_code == 200
+    assert await harness.refused(second, transaction=str(sent)) == (409, USED, None)
+    assert (await harness.post(foreign, transaction=str(sent), wallet=STRANGER)).status_code == 200
+    payments = await harness.ledger.find_payments(sent)
+    assert sorted((one.payer, one.value_units, one.is_refund) for one in payments) == [
+        (PROVIDER, PRICE, True),
+        (STRANGER, PRICE, True),
+    ]
+
+
+async def test_a_call_that_is_named_twice_is_refunded_once(harness: RefundHarness) -> None:
+    call_id = await harness.charge()
+    twice = {"transaction": str(harness.send(2 * PRICE)), "calls": [call_id, call_id]}
+    assert await harness.refused(call_id, **twice) == (422, REFUSED, "above_price")
+    answer = await harness.post(call_id, transaction=str(harness.send(PRICE, "once")), calls=[call_id])
+    assert [one["refund"]["amount"] for one in answer.json()["calls"]] == [str(PRICE)]
+
+
 async def test_a_call_that_cannot_be_refunded_is_named(harness: RefundHarness) -> None:
     charged, foreign_payer = await harness.charge(), await harness.charge(payer=STRANGER)
     free = claim_on(None)

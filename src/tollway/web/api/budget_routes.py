@@ -375,7 +375,7 @@ def _explain(
         case BoundToAnother():
             return Problem(
                 code=Code.ALREADY_EXISTS,
-                detail="This wallet has accepted another owner. That owner must unbind it first, or the operator of this gateway.",
+                detail="This wallet has accepted another owner. That owner must unbind it first, or the operator of this gateway. An owner that it once accepted keeps the network of its policies.",
                 reason="bound_to_another_owner",
             )
 
