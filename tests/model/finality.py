@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tests.model.refunds import take_refunds_back
 from tests.model.reorg import MemoryRelocation
 from tests.model.rows import charged_holders, shown_payment
 from tollway.ids import ChainId
@@ -89,6 +90,7 @@ class MemoryFinality(MemoryRelocation):
                     self._uncount_deposit(deposit, now_ms=now_ms)
                 self._rows.payments[payment_id] = replace(payment, state=PaymentState.GONE)
                 self._rows.gone_ms[payment_id] = self._rows.checked_ms[payment_id] = now_ms
+                take_refunds_back(self._rows, payment_id)
         return self._move_gone_calls(payment_id, now_ms=now_ms) if is_gone else 0
 
     async def continue_moves(self, chain_id: ChainId, *, now_ms: int) -> int:

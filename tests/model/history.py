@@ -11,6 +11,7 @@ from tests.model.rows import (
     debts_from,
     is_asked_for,
     named_calls,
+    refund_of,
     shown_payment,
 )
 from tollway.errors import StorageUnavailable
@@ -65,7 +66,8 @@ class MemoryStatement:
         return None if call is None else self._record(call)
 
     def _record(self, call: MemoryCall) -> CallRecord:
-        return call_record(call, unknown_hold_ms=self._limits.unknown_hold_s * 1000)
+        record = call_record(call, unknown_hold_ms=self._limits.unknown_hold_s * 1000)
+        return replace(record, refund=refund_of(self._rows, record.id)) if self._rows.refunds else record
 
     async def read_calls(self, query: HistoryQuery) -> tuple[CallRecord, ...]:
         return (await self.history(query)).calls
@@ -125,7 +127,7 @@ class MemoryStatement:
         own = [
             shown_payment(one)
             for one in self._rows.payments.values()
-            if not one.is_escrow
+            if not one.is_escrow and not one.is_refund
             if (one.payer if role == "payer" else one.payee) == wallet
         ]
         return sorted(own, key=lambda one: (one.block_time, one.id), reverse=True)
@@ -148,7 +150,7 @@ class MemoryStatement:
         return min(((one.block_time, one.id) for one in named), default=None)
 
     async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
-        shown = (one for one in self._payments_with(tx_hash) if not one.is_escrow)
+        shown = (one for one in self._payments_with(tx_hash) if not one.is_escrow and not one.is_refund)
         return tuple(one for one in shown if one.payer == payer)
 
     async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:

@@ -12,6 +12,7 @@ from typing import Self
 from tests.model.budgets import MemoryBudgets
 from tests.model.channels import channel_of
 from tests.model.finality import MemoryFinality
+from tests.model.refunds import MemoryRefunds, bring_refund_back
 from tests.model.rows import (
     MemoryCall,
     charged_holders,
@@ -87,7 +88,7 @@ def _base_of(call: MemoryCall) -> Usage:
     return Usage(actual_units=cost.units, quantities=write_measured(BASE))
 
 
-class MemoryLedger(MemoryBudgets, MemoryFinality):
+class MemoryLedger(MemoryBudgets, MemoryRefunds, MemoryFinality):
     """Keeps the promises of `Ledger` and `CallHistory`, within one process."""
 
     def __init__(
@@ -284,6 +285,8 @@ class MemoryLedger(MemoryBudgets, MemoryFinality):
         call = self._rows.calls.get(call_id)
         if call is None or call.epoch != epoch or not self._is_repeatable(call, is_plain=is_plain):
             return Fenced()
+        if call.state is CallState.CONSUMED and self._keeps_charge(call_id):
+            return Fenced()
         used = None if nonce is None else self._take_nonce(call, nonce)
         if used is not None:
             return used
@@ -372,6 +375,9 @@ class MemoryLedger(MemoryBudgets, MemoryFinality):
                 held[key] = held.get(key, 0) + units
             if not holds_right(call):
                 wrong.append(f"call {call.claim.call_id} is {call.state}")
+        for one in self._rows.refunds.values():
+            if self._rows.payments[one.payment_id].is_refund:
+                held[one.payment_id] = held.get(one.payment_id, 0) + one.units
         for payment in self._rows.payments.values():
             if payment.taken_units != held.get(payment.id, 0):
                 wrong.append(f"payment {payment.id} in {payment.tx_hash}")
@@ -420,7 +426,7 @@ class MemoryLedger(MemoryBudgets, MemoryFinality):
         self._answer()
         self._rows.restored_ms = origin.at_ms
         self._rows.payments = {
-            key: replace(payment, is_held=payment.is_held or not payment.is_escrow)
+            key: replace(payment, is_held=payment.is_held or not (payment.is_escrow or payment.is_refund))
             for key, payment in self._rows.payments.items()
         }
         self._rows.channels = {
@@ -449,6 +455,10 @@ class MemoryLedger(MemoryBudgets, MemoryFinality):
         )
         if old is not None and old.state is not PaymentState.GONE:
             return old.id, self._raise_to(new, old)
+        if old is not None and old.is_refund:
+            if new.value_units >= old.taken_units:
+                bring_refund_back(self._rows, old, new)
+            return old.id, False
         payment_id = old.id if old is not None else len(self._rows.payments) + 1
         taken_units = old.taken_units if old is not None else 0
         # What an authorisation was for is known from its call, not from the logs.

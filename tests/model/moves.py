@@ -4,7 +4,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from tests.model.history import MemoryStatement
-from tests.model.rows import MemoryCall, charged_holders, find_credits, owed_units, shown_payment
+from tests.model.rows import MemoryCall, charged_holders, find_credits, has_refund, owed_units, shown_payment
+from tollway.ids import CallId
 from tollway.ledger.claims import CreditAccount, find_account
 from tollway.ledger.records import (
     CallState,
@@ -27,6 +28,10 @@ class MemoryMoves(MemoryStatement):
     def _commit(self) -> AbstractContextManager[None]:
         """A further transaction of one method: a machine may fail before it or after it."""
         return nullcontext()
+
+    def _keeps_charge(self, call_id: CallId) -> bool:
+        """The call was refunded: it never runs again."""
+        return has_refund(self._rows, call_id)
 
     def _pay_debts(self, account: CreditAccount) -> int:
         """Pays the debt of the account until it has no debt or no unspent credit. Returns the debt that is left."""

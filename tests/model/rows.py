@@ -24,6 +24,7 @@ from tollway.ledger.records import (
     Authorization,
     AuthorizationKey,
     CallRecord,
+    CallRefund,
     CallState,
     KeyedCall,
     KeyName,
@@ -123,6 +124,16 @@ class MemoryAnswer:
     created_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRefund:
+    call_id: CallId
+    payment_id: int
+    units: int
+    is_credit: bool
+    created_ms: int
+    is_reversed: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class MemoryRows:
     """What all gateways share. A payment is kept with its value on the chain, also when it is gone.
@@ -149,6 +160,29 @@ class MemoryRows:
     outages: list[tuple[int, int]] = field(default_factory=list)
     budgets: dict[tuple[Address, Address], Budget] = field(default_factory=dict)
     restored_ms: int | None = None
+    refunds: dict[tuple[CallId, int], MemoryRefund] = field(default_factory=dict)
+
+
+def has_refund(rows: MemoryRows, call_id: CallId, *, is_in_force: bool = False) -> bool:
+    """Whether the call was ever refunded; `is_in_force`: whether it is now."""
+    return any(
+        one.call_id == call_id and not (is_in_force and one.is_reversed) for one in rows.refunds.values()
+    )
+
+
+def refund_of(rows: MemoryRows, call_id: CallId) -> CallRefund | None:
+    """The refund in force, as the record of the call has it."""
+    for one in rows.refunds.values():
+        if one.call_id == call_id and not one.is_reversed:
+            payment = rows.payments[one.payment_id]
+            return CallRefund(
+                units=one.units,
+                tx_hash=payment.tx_hash,
+                is_credit=one.is_credit,
+                is_final=payment.state is PaymentState.FINAL,
+                created_ms=one.created_ms,
+            )
+    return None
 
 
 def shown_payment(payment: Payment) -> Payment:

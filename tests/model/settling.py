@@ -81,6 +81,8 @@ class MemorySettling(MemoryChannels):
         is_ours = call.error == (None if dropped.close is None else dropped.close.error)
         if after is None or (call.state is CallState.CONSUMED and not is_ours):
             return
+        if self._keeps_charge(call_id):
+            return
         call.close = replace(call.close or dropped.close, http_status=None)  # type: ignore[type-var]  # one of them is
         call.error, call.completed_ms = Interruption.ANSWER_DROPPED.value, self._now_ms()
         if after is CallState.CONSUMED:

@@ -1,5 +1,6 @@
 """Ledgers that are broken on purpose, each in one way: the histories must detect every breakage."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,8 @@ from tollway.ids import CallId, ChainId
 from tollway.ledger.budgets import Budget
 from tollway.ledger.claims import CreditAccount
 from tollway.ledger.ledger import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, NonceUsed
-from tollway.ledger.records import CallState, PaymentState
+from tollway.ledger.records import CallRecord, CallState, PaymentState
+from tollway.ledger.refunds import NotRefundable, RefundFault
 
 UNLIMITED = policy_of(maxTotal="1000")
 
@@ -166,6 +168,31 @@ class CountsNothing(FakeGateway):
         return []
 
 
+class RefundsTwice(FakeGateway):
+    """A call that has a refund gets another one."""
+
+    def _find_fault(self, calls: Sequence[CallRecord]) -> NotRefundable | None:
+        fault = super()._find_fault(calls)
+        return None if fault is not None and fault.fault is RefundFault.ALREADY_REFUNDED else fault
+
+
+class RunsRefundedCalls(FakeGateway):
+    """A refunded call runs again, and may be released."""
+
+    def _keeps_charge(self, call_id: CallId) -> bool:
+        return False
+
+
+class KeepsRefundsOfGoneTransfers(FakeGateway):
+    """A transfer that left its chain still counts."""
+
+    async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
+        before = dict(self._rows.refunds)
+        debt_units = await super().mark_gone(payment_id, now_ms=now_ms)
+        self._rows.refunds.update(before)
+        return debt_units
+
+
 class DemandsWhatCreditPays(FakeGateway):
     """A debt refuses claims although the account has credit."""
 
@@ -193,6 +220,9 @@ BREAKAGES: dict[str, type[FakeGateway]] = {
         ForgetsKeptDebts,
         ForgetsBudgets,
         CountsNothing,
+        RefundsTwice,
+        RunsRefundedCalls,
+        KeepsRefundsOfGoneTransfers,
         DemandsWhatCreditPays,
     )
 }

@@ -212,11 +212,9 @@ class Faults(Forwarding):
                 return
             payment = self._pick(list(payments))
             if payment.state is PaymentState.GONE:
-                name = next(
-                    (name for name, one in self._payments.items() if one.tx_hash == payment.tx_hash), None
-                )
-                if name is not None:
-                    old = self._payments[name]
+                mined = (*self._payments.values(), *(one for one, _ in self._transfers.values()))
+                old = next((one for one in mined if one.tx_hash == payment.tx_hash), None)
+                if old is not None:
                     value = old.value_units if self._flip(0.7) else 1 + int(self.random.random() * 12)
                     await self._record(_worth(old, value))
                 return

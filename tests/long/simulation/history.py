@@ -11,12 +11,12 @@ from typing import Any
 from tests.kit.ledger_records import CHAIN, PAYEE, USDC
 from tests.long.simulation.history_run import HOLD_MS, LEASE_MS, Story
 from tests.long.simulation.oracle import Laws, Request, need
-from tests.long.simulation.owners import Owners
+from tests.long.simulation.provider import Provider
 from tollway.ledger.claims import CreditAccount
 from tollway.ledger.records import CallState
 
 
-class History(Owners):
+class History(Provider):
     """See `TourEvent` for what it is made with."""
 
     def __init__(self, seed: int, number: int, **options: Any) -> None:
@@ -83,6 +83,8 @@ class History(Owners):
             await step()
             if self._has_owner and self.owners.random() < 0.25:
                 await self._own()
+            if self._has_refunds and self.refunder.random() < 0.25:
+                await self._give_back()
         await self._end()
         return self.story
 

@@ -10,6 +10,7 @@ from tests.long.simulation.oracle import Laws, Request, Truth
 from tollway.ids import Address, CallId, ListingId, TxHash, keccak256
 from tollway.ledger.ledger import Claimed, StoredResponse
 from tollway.ledger.records import NewPayment, SettlementAttempt
+from tollway.ledger.refunds import credit_hash
 from tollway.limits import DEFAULT_LIMITS
 
 LIMITS = replace(DEFAULT_LIMITS, close_patience_s=0.0)  # time goes by in steps here
@@ -22,8 +23,10 @@ LISTING = ListingId("api_1")
 ANSWER = StoredResponse(status=200, headers=(), body=b"{}")
 BLOCK = b"\x01" * 32
 TX = {name: TxHash(keccak256(name.encode())) for name in (f"tx{number}" for number in range(64))}
+TX |= {f"refund {number}": TxHash(keccak256(b"refund %d" % number)) for number in range(32)}
 WORDS = tuple(keccak256(b"word %d" % number) for number in range(256))
 IDS = tuple(CallId(f"call_{number:04}") for number in range(2_048))
+TX |= {f"credit {call_id}": credit_hash(call_id) for call_id in IDS}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -63,6 +66,10 @@ class HistoryRun:
         self.owners = random.Random((seed << 34) ^ number)
         self._has_owner = self.owners.random() < 0.2 and not crowd
         self._policies = 0
+        # And what the provider gives back.
+        self.refunder = random.Random((seed << 35) ^ number)
+        self._has_refunds = self.refunder.random() < 0.2 and not crowd
+        self._transfers: dict[str, tuple[NewPayment, tuple[CallId, ...]]] = {}
         draw = self.random.random
         self.story = Story(seed=seed, number=number)
         self._tells = tells

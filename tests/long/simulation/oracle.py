@@ -39,6 +39,9 @@ _BEFORE: dict[str, frozenset[CallState]] = {
 """Where each step of a history may take a call from. What is not named moves none."""
 
 
+_CHARGED = (CallState.CONSUMED, CallState.REORGED)
+
+
 class LawBroken(AssertionError):
     """An invariant of the ledger is broken. The message names it, and the call or payment."""
 
@@ -155,14 +158,42 @@ class Laws:
                 need(units < claim.price_units, "a debt is none", call_id)
                 debt_units += claim.price_units - units
         for payment in rows.payments.values():
+            if payment.is_refund:
+                need(payment.id not in held, "a call holds what was given back", payment.id)
+                continue
             need(
                 payment.taken_units == held.get(payment.id, 0),
                 "taken is not the sum of the calls",
                 payment.id,
             )
             need(payment.taken_units <= payment.value_units, "more is taken than there was", payment.id)
+        self._check_refunds()
         self.debt_units = debt_units
         need(sum(rows.debts.values()) == debt_units, "the kept debts are not what the calls lack")
+
+    def _check_refunds(self) -> None:
+        """A refund is at most the price, of a call that keeps its charge; each transfer gives back what it moved, once, and each credit is the price of its call."""
+        given: dict[int, int] = {}
+        in_force: set[CallId] = set()
+        for one in self._rows.refunds.values():
+            call, payment = self._rows.calls[one.call_id], self._rows.payments[one.payment_id]
+            need(call.state in _CHARGED, "a refunded call lost its charge", one.call_id)
+            need(0 < one.units <= call.claim.price_units, "a refund above the price", one.call_id)
+            given[payment.id] = given.get(payment.id, 0) + one.units
+            side = payment.payer if one.is_credit else payment.payee
+            need(side == call.claim.payer, "a refund to another wallet", one.call_id)
+            need(payment.is_refund is not one.is_credit, "a transfer of a refund is a payment", payment.id)
+            is_gone = payment.state is PaymentState.GONE
+            need(one.is_reversed or not is_gone, "a refund without its transfer", one.call_id)
+            if not one.is_reversed:
+                need(one.call_id not in in_force, "a call has two refunds", one.call_id)
+                in_force.add(one.call_id)
+        for payment_id, units in given.items():
+            payment = self._rows.payments[payment_id]
+            need(payment.value_units == units, "a transfer gave back another sum than it moved", payment_id)
+        for one in self._rows.refunds.values():
+            is_gone = self._rows.payments[one.payment_id].state is PaymentState.GONE
+            need(is_gone or one.call_id in in_force, "a transfer on its chain refunds nothing", one.call_id)
 
     def check_nothing_left(self) -> None:
         """After a check of the watcher without faults, gone payments have paid for nothing, and no credit stands beside a debt."""

@@ -144,6 +144,9 @@ def test_histories_reach_every_state_and_every_end() -> None:
         "RepeatsOpenCall",
         "UnfinalLimit",
         "BudgetExceeded",
+        "CallsRefunded",
+        "NotRefundable",
+        "TransferUsed",
         "Fenced",
         "away",
     } <= kinds
