@@ -44,7 +44,7 @@ from tollway.ledger.refunds import (
 from tollway.ledger.sales import DAY_MS, HOUR_MS, SalesQuery, SpendingQuery
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.catalog.catalog_store import CatalogStore
-from tollway.storage.engine.database import Database
+from tollway.storage.engine.database import Database, metadata
 from tollway.storage.ledger import refunds as refund_store
 from tollway.storage.ledger.call_terms import KnownTerms
 from tollway.storage.ledger.closed_periods import ClosedPeriods
@@ -174,6 +174,26 @@ async def test_credit_is_worth_what_was_paid_however_often_it_goes_round(ledger:
         0,
     )
     await assert_balanced(ledger)
+
+
+def read_tables(connection: Connection) -> dict[str, list[str]]:
+    return {
+        table.name: sorted(map(repr, connection.execute(select(table)))) for table in metadata.sorted_tables
+    }
+
+
+async def test_a_refund_writes_its_transfer_and_nothing_else(ledger: Any, pair: list[FaultyLedger]) -> None:
+    """So neither the state of the call, nor what it counts in a budget, in the quality of its listing or in the standing of a wallet changes."""
+    database: Any = pair[0].database
+    calls = [await charge(ledger) for _ in range(2)]
+    before = await database.read(read_tables)
+    await refund(ledger, transfer(4), calls[0])
+    await ledger.record_credit(calls[1], now_ms=NOW_MS)
+    (payment,) = await ledger.find_payments(tx_hash("refund"))
+    await ledger.mark_gone(payment.id, now_ms=NOW_MS)
+    after = await database.read(read_tables)
+    assert {name for name, rows in after.items() if rows != before[name]} == {"payment", "call_refund"}
+    assert set(before["payment"]) < set(after["payment"]), "no other payment changes"
 
 
 async def test_a_call_is_refunded_once(ledger: Any) -> None:
