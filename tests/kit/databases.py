@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from tollway.storage.engine.migrate import MIGRATIONS, upgrade
 TEMPLATE = "template_books"
 UNSAFE_SETTINGS = ("-c", "fsync=off", "-c", "max_wal_size=256MB")
 """A server that is lost with its machine: the files need not outlive it."""
+
+NO_LOCKS = "no_locks"
+"""A schema of functions that take no advisory lock."""
 
 _NEWER_MIGRATION = """
 import sqlalchemy as sa
@@ -145,6 +148,27 @@ async def set_database_clock(url: str, *, skew_s: int) -> None:
         url,
         f"ALTER DATABASE {make_url(url).database} SET search_path = public, pg_catalog",
         f"CREATE OR REPLACE FUNCTION public.clock_timestamp() RETURNS timestamptz VOLATILE LANGUAGE sql AS $$ {skewed} $$",
+    )
+
+
+def choose_session(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings of the product's sessions that a run changes, to show what a distributed database would change: `POSTGRES_ISOLATION`
+    (such as `serializable`), and `POSTGRES_ADVISORY_LOCKS=off`, with which the locks of transactions exclude nothing."""
+    chosen = {}
+    if isolation := environment.get("POSTGRES_ISOLATION"):
+        chosen["default_transaction_isolation"] = isolation
+    if environment.get("POSTGRES_ADVISORY_LOCKS") == "off":
+        chosen["search_path"] = f"{NO_LOCKS}, public, pg_catalog"
+    return chosen
+
+
+async def add_unlocked(url: str) -> None:
+    """Adds `NO_LOCKS` to a database; a session that has it in its `search_path`, before `pg_catalog`, takes no lock."""
+    function = f"{NO_LOCKS}.pg_advisory_xact_lock(integer, integer)"
+    await execute_sql(
+        url,
+        f"CREATE SCHEMA {NO_LOCKS}",
+        f"CREATE FUNCTION {function} RETURNS void LANGUAGE sql AS ''",
     )
 
 

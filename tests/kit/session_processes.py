@@ -63,16 +63,28 @@ def postgres_url(
     postgres_server: str, postgres_template: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """The URL of a fresh, migrated PostgreSQL database."""
-    from tests.kit.databases import create_database, database_url, drop_database, run_in_thread
+    from tests.kit.databases import (
+        add_unlocked,
+        choose_session,
+        create_database,
+        database_url,
+        drop_database,
+        run_in_thread,
+    )
     from tollway.storage.engine import postgres
     from tollway.storage.ledger import ledger_store
 
     monkeypatch.setitem(postgres._SESSION, "idle_in_transaction_session_timeout", f"{PAUSE_S}s")
+    chosen = choose_session(os.environ)
+    for setting, value in chosen.items():
+        monkeypatch.setitem(postgres._SESSION, setting, value)
     for deadline in ("COMMAND_TIMEOUT_S", "CONNECT_DEADLINE_S", "POOL_TIMEOUT_S"):
         monkeypatch.setattr(postgres, deadline, float(PAUSE_S))
     monkeypatch.setattr(ledger_store, "RENEW_TIMEOUT_S", float(PAUSE_S))
     name = f"books_{next(_NUMBERS)}"
     run_in_thread(create_database(postgres_server, name, template=postgres_template))
+    if "search_path" in chosen:
+        run_in_thread(add_unlocked(database_url(postgres_server, name)))
     yield database_url(postgres_server, name)
     run_in_thread(drop_database(postgres_server, name))
 
