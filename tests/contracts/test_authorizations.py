@@ -285,6 +285,18 @@ async def test_authorisations_to_every_payee_share_the_balance(ledger: Any) -> N
     assert await ledger.claim(claim) == NotCovered(held_units=4)
 
 
+async def test_two_gateways_never_promise_one_balance_twice(ledgers: Any, ledger: Any) -> None:
+    """Each wallet covers two of six authorisations, which share no row."""
+    both = (ledger, await ledgers.gateway("two"))
+    for wallet in (Address(bytes([number]) * 20) for number in range(1, 16)):
+        shown = [authorization_of(4, payer=wallet) for _ in range(6)]
+        claims = [authorized_claim(one, balance_units=10) for one in shown]
+        outcomes = await asyncio.gather(*(both[n % 2].claim(claim) for n, claim in enumerate(claims)))
+        assert sum(isinstance(one, Claimed) for one in outcomes) == 2
+        assert outcomes.count(NotCovered(held_units=8)) == 4
+    await assert_balanced(ledger)
+
+
 async def test_claims_that_race_with_a_conclusion_are_never_granted_on_a_stale_balance(ledger: Any) -> None:
     """The balance was 10 in block 100; 4 of it leave in block 101."""
     running = await bring(ledger, CallState.SETTLING)

@@ -456,6 +456,19 @@ async def test_pending_policies_are_bounded_and_dropped_in_time(ledger: Any) -> 
     assert {one.agent for one in await ledger.list_owned(OWNER, limit=10)} == {agents[0], agents[2]}
 
 
+async def test_two_gateways_that_store_the_last_pending_policies_store_no_more(
+    ledgers: Any, ledger: Any
+) -> None:
+    both = (ledger, await ledgers.gateway("two"))
+    agents = [Address(bytes([number]) * 20) for number in range(1, 9)]
+    policies = [policy_of(agent=agent, maxTotal="1") for agent in agents]
+    stored = await asyncio.gather(
+        *(store(both[n % 2], policy, pending_max=2) for n, policy in enumerate(policies))
+    )
+    assert sum(isinstance(one, Budget) for one in stored) == 2
+    assert stored.count(TooManyPending()) == 6
+
+
 async def test_a_revocation_outlives_the_policies_that_are_dropped(ledger: Any) -> None:
     """Also one of a policy that no agent accepted: else the revoked policy could be stored again."""
     policy = policy_of(maxTotal="1")

@@ -74,7 +74,7 @@ from tollway.storage.catalog.creation_store import finish_creation
 from tollway.storage.catalog.listing_vectors import mark_vectors
 from tollway.storage.catalog.reputation_store import begin_ownership, renew_ownership
 from tollway.storage.catalog.search_blocks import change_features, list_features
-from tollway.storage.engine.database import Database
+from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.statements import T, Work
 from tollway.storage.ledger.recovery import SharedClock, read_shared_clock
@@ -273,7 +273,7 @@ class CatalogStore:
             return outcome
 
         try:
-            return await self._database.write(work)
+            return await write_retried(self._database, work)
         finally:
             # Also when the outcome is unknown.
             self._cache.forget(listing.id)
@@ -457,7 +457,7 @@ class CatalogStore:
 
     async def _add(self, listing: Listing, work: Work[T]) -> T:
         try:
-            return await self._database.write(work)
+            return await write_retried(self._database, work)
         except IntegrityError as exc:
             raise StorageUnavailable("The listing's id is taken.") from exc
         finally:

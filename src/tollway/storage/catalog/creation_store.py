@@ -8,6 +8,7 @@ with the maximum size. With several gateways the total can exceed its maximum fo
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -43,7 +44,7 @@ from tollway.registry.catalog import (
     OtherRequest,
     TooManyKeys,
 )
-from tollway.storage.engine.database import Database, metadata
+from tollway.storage.engine.database import Database, metadata, write_retried
 from tollway.storage.ledger.recovery import SharedClock, read_shared_clock
 
 creation_table = Table(
@@ -88,9 +89,8 @@ class CreationStore:
 
     async def begin(self, request: KeyedCreation, *, claim: bytes) -> CreationOutcome:
         must_count = self._bytes_until_recount < self._response_bytes_max
-        outcome = await self._database.write(
-            lambda connection: self._begin(connection, request, claim, must_count)
-        )
+        begin = partial(self._begin, request=request, claim=claim, must_count=must_count)
+        outcome = await write_retried(self._database, begin)
         if isinstance(outcome, CreationBegun):
             part = self._limits.creation_responses_bytes_max // RECOUNT_PART
             free_bytes = part if must_count else self._bytes_until_recount

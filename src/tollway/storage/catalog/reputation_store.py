@@ -12,6 +12,7 @@ sums are made one after another, and their reads run outside the writer, which c
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -58,7 +59,7 @@ from tollway.storage.catalog.catalog_tables import (
     write_costs,
 )
 from tollway.storage.catalog.search_blocks import change_features, rate_feature
-from tollway.storage.engine.database import Database
+from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.statements import Prepared
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog, write_events
 from tollway.webhooks.events import EventType
@@ -91,7 +92,8 @@ class OwnershipStore:
     ) -> Ownership | None:
         found = tuple(proved)
         try:
-            return await self._database.write(
+            return await write_retried(
+                self._database,
                 lambda connection: _record_check(
                     connection,
                     challenge,
@@ -99,7 +101,7 @@ class OwnershipStore:
                     now_ms=now_ms,
                     failures_max=failures_max,
                     events=self._events,
-                )
+                ),
             )
         finally:
             # Also when the outcome is unknown.
@@ -337,7 +339,7 @@ class QualityStore:
             for (listing_id, bucket), calls in sorted(counts.items())
         ]
         if rows:
-            await self._database.write(lambda connection: _add(connection, rows), flush=False)
+            await write_retried(self._database, partial(_add, rows=rows), flush=False)
 
     async def update_sums(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
         if not listing_ids:

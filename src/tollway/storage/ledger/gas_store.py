@@ -63,7 +63,7 @@ class GasStore:
             write_nonces(connection, {signer: after})
             return after
 
-        return await self._database.write(work)
+        return await write_retried(self._database, work)
 
     async def lower_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
         columns = attempt_table.c
@@ -79,7 +79,7 @@ class GasStore:
             write_nonces(connection, {signer: nonce})
             return nonce
 
-        return await self._database.write(work)
+        return await write_retried(self._database, work)
 
     async def add_attempt(
         self, attempt: SettlementAttempt, *, is_filling: bool = False

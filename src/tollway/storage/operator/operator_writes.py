@@ -383,7 +383,7 @@ class SqlAdminSessions:
             connection.execute(insert(admin_session_table), row)
             return True
 
-        return await self._database.write(work)
+        return await write_retried(self._database, work)
 
     async def put_admin_session(self, session: AdminSession) -> None:
         columns = admin_session_table.c
