@@ -1,6 +1,6 @@
 """A ledger over several databases, each with the payers that fall to it and with gateways of its own, and a router before them.
 
-A row of money belongs to one payer, so its keys (transfer, authorisation, idempotency key, channel) are unique in one database. What names no payer is asked of
+A row of money belongs to one payer, so its keys (transfer, authorisation, idempotency key, channel) are unique in one database. What names no payer is read from
 every database: a call by its id, a transaction, the calls and sums of a provider.
 """
 

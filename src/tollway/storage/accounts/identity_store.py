@@ -26,7 +26,7 @@ from tollway.identity.page_sessions import PageSession
 from tollway.identity.sessions import Session, SignInNonce
 from tollway.ids import Address, ChainId
 from tollway.registry.moderation import BlockedWallet
-from tollway.storage.engine.database import Database, metadata
+from tollway.storage.engine.database import Database, metadata, write_retried
 from tollway.storage.operator.operator_writes import record_audit_entry
 
 signin_nonce_table = Table(
@@ -91,7 +91,9 @@ class SqlSessions:
             .where(columns.nonce == nonce, columns.expires_ms > now_ms)
             .returning(columns.nonce, columns.uri, columns.expires_ms)
         )
-        row = await self._database.write(lambda connection: connection.execute(statement).one_or_none())
+        row = await write_retried(
+            self._database, lambda connection: connection.execute(statement).one_or_none()
+        )
         return None if row is None else SignInNonce(nonce=row.nonce, uri=row.uri, expires_ms=row.expires_ms)
 
     async def put_session(self, session: Session) -> None:
@@ -127,8 +129,8 @@ class SqlSessions:
     async def remember_signature_nonce(self, keyid: str, nonce: str, *, expires_ms: int) -> bool:
         row = {"keyid": keyid, "nonce": nonce, "expires_ms": expires_ms}
         try:
-            await self._database.write(
-                lambda connection: connection.execute(insert(signature_nonce_table), row)
+            await write_retried(
+                self._database, lambda connection: connection.execute(insert(signature_nonce_table), row)
             )
         except IntegrityError:
             # The primary key: another request used the nonce first.

@@ -13,7 +13,7 @@ from sqlalchemy import Column, Connection, Select, select, update
 from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin
 from tollway.storage.catalog.catalog_store import forward_label, secret_label
 from tollway.storage.catalog.catalog_tables import listing_table
-from tollway.storage.engine.database import Database
+from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.encryption import KeyAge, Sealer
 from tollway.storage.ledger.idempotency import response_label
 from tollway.storage.ledger.response_pool import stored_response_table
@@ -149,7 +149,7 @@ class KeyRotation:
         self, column: "_EncryptedColumn", older: list[str], entry: AuditEntry
     ) -> list[str]:
         first = None if entry in self._recorded else entry
-        done = await self._database.write(_Reencrypt(column, older, self._sealer, first))
+        done = await write_retried(self._database, _Reencrypt(column, older, self._sealer, first))
         if done:
             self._recorded.add(entry)
         return done
