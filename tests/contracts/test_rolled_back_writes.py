@@ -1,5 +1,6 @@
 """A write that the database rolled back, for a deadlock or as not serialisable, runs again; a write of unknown outcome never does."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,12 +10,16 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.contracts.test_call_terms import SqlState
 from tests.kit.catalogs import NOW_MS, numbered_listing, open_catalog
-from tests.kit.ledger_records import CHAIN, GAS_KEY, PROVIDER
+from tests.kit.ledger_records import CHAIN, GAS_KEY, PROVIDER, claim_on
+from tests.kit.sql_ledger import SqlLedger
+from tests.kit.stores import make_sealer
 from tollway.errors import StorageUnavailable
+from tollway.ledger.ledger import StoredResponse
 from tollway.registry.catalog import KeyedCreation
 from tollway.storage.catalog.creation_store import CreationStore
 from tollway.storage.engine.database import Database, is_retryable
 from tollway.storage.ledger.gas_store import GasStore
+from tollway.storage.ledger.idempotency import ResponseStore
 from tollway.storage.operator.operator_writes import SqlAdminSessions
 
 
@@ -76,6 +81,17 @@ async def spend_code(database: Any) -> None:
     assert await sessions.spend_code(b"c" * 32, token_hash=b"t" * 32, now_ms=NOW_MS, expires_ms=NOW_MS + 9)
 
 
+async def keep_response(database: Any) -> None:
+    claim = claim_on(None, payer=PROVIDER)
+    ledger = SqlLedger(database._database, owner_id="one", now_ms=lambda: NOW_MS)
+    writing = asyncio.get_running_loop().create_task(ledger.run())
+    await ledger.claim(claim)
+    ledger.stop()
+    await writing
+    kept, of = StoredResponse(status=200, headers=(), body=b"{}"), {"payer": PROVIDER, "provider": PROVIDER}
+    assert await ResponseStore(database, sealer=make_sealer()).keep(claim.call_id, kept, now_ms=NOW_MS, **of)
+
+
 WRITES: tuple[Callable[[Any], Awaitable[None]], ...] = (
     publish,
     revise,
@@ -83,6 +99,7 @@ WRITES: tuple[Callable[[Any], Awaitable[None]], ...] = (
     raise_nonce,
     lower_nonce,
     spend_code,
+    keep_response,
 )
 
 

@@ -352,8 +352,8 @@ class QualityStore:
                     lambda connection: _write_sums(connection, sums, today), flush=False
                 )
         else:
-            sums = await self._database.write(
-                lambda connection: _sum_up_alone(connection, wanted, today), flush=False
+            sums = await write_retried(
+                self._database, lambda connection: _sum_up_alone(connection, wanted, today), flush=False
             )
         return {
             listing_id: sum(calls for bucket, calls in counts.items() if bucket < COSTS_FROM)

@@ -42,7 +42,7 @@ from tollway.ledger.ledger import Claim, StoredResponse
 from tollway.ledger.records import AuthorizationKey, CallState, KeyedCall, KeyName, OpenCall, RequestName
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.engine.advisory_locks import take_advisory_locks
-from tollway.storage.engine.database import Database
+from tollway.storage.engine.database import Database, write_retried
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.statements import Prepared, Rows, insert_for
 from tollway.storage.ledger.ledger_tables import REPEATABLE, authorization_table, call_table, call_terms_table
@@ -85,7 +85,7 @@ class ResponseStore:
         sealed = self._sealer.seal(plain, label=response_label(call_id))
         work = _Keep(new, sealed, sums.copy() if is_over else None, surplus, limits)
         try:
-            deleted = await self._database.write(work)
+            deleted = await write_retried(self._database, work)
         except NoSpace:
             sums.remove(new)
             return False
@@ -147,7 +147,7 @@ class ResponseStore:
 
 @dataclass(frozen=True, slots=True)
 class _Keep:
-    """The transaction that stores a response. `sums`: where responses must be deleted for it. Returns those."""
+    """The transaction that stores a response. `sums`: where responses must be deleted for it. Returns those. It may run again."""
 
     new: PooledResponse
     sealed: bytes = field(repr=False)
@@ -159,7 +159,7 @@ class _Keep:
         deleted: list[PooledResponse] = []
         if self.sums is not None:
             deleted = make_space(
-                connection, self.new, self.sums, total_surplus=self.total_surplus, limits=self.limits
+                connection, self.new, self.sums.copy(), total_surplus=self.total_surplus, limits=self.limits
             )
         row = {**self.new._asdict(), "sealed": self.sealed}
         insert = insert_for(connection, stored_response_table)
