@@ -21,6 +21,7 @@ from tests.kit.stores import InlineDatabase
 from tollway.storage.ledger.period_books import PeriodBookStore
 
 HISTORIES = 4
+"""On SQLite in memory; one on PostgreSQL, where a read takes longer."""
 LENGTH = 100
 SHARDS = 3
 _NUMBERS = count(1)
@@ -91,12 +92,14 @@ async def make_history(clusters: list[Cluster], seed: int, of_payer: OfPayer | N
 
 async def test_each_answer_is_that_of_one_database(clusters: list[Cluster]) -> None:
     granted = refused = refunded = 0
-    for seed in range(HISTORIES):
+    database = clusters[0].shards[0].database
+    seeds = range(HISTORIES if database is not None and database.dialect == "sqlite" else 1)
+    for seed in seeds:
         history = await make_history(clusters, seed)
         await history.run(draw_steps(seed, SHARD_KINDS, length=LENGTH))
         granted, refused = granted + history.granted, refused + history.refused
         refunded += history.refunded
-    assert min(granted, refused, refunded) > HISTORIES
+    assert min(granted, refused, refunded) > len(seeds)
     for number, shard in enumerate(clusters[1].shards):
         assert shard.database is not None
         for table, payers in (await list_payers(shard.database)).items():
