@@ -38,13 +38,18 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def read(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.load(path.read_text(), Loader=StrictLoader)
+def read(path: Path, *, has_workers: bool = False) -> dict[str, Any]:
+    """`has_workers`: with the lines of control workers."""
+    text = path.read_text()
+    document: dict[str, Any] = yaml.load(
+        text.replace("#control ", "") if has_workers else text, Loader=StrictLoader
+    )
     return document
 
 
-def of_kind(kind: str) -> dict[str, Any]:
-    (found,) = [document for document in map(read, MANIFESTS) if document["kind"] == kind]
+def of_kind(kind: str, *, has_workers: bool = False) -> dict[str, Any]:
+    documents = [read(path, has_workers=has_workers) for path in MANIFESTS]
+    (found,) = [document for document in documents if document["kind"] == kind]
     return found
 
 
@@ -220,6 +225,27 @@ def test_a_manifest_follows_the_schema_of_its_kind(path: Path, version: str) -> 
     run_check(need_wheel("kubernetes-validate"), "--strict", *chosen, path)
 
 
+WITH_WORKERS = [path for path in MANIFESTS if "#control " in path.read_text()]
+
+
+@pytest.mark.parametrize("path", WITH_WORKERS, ids=lambda path: path.name)
+def test_a_manifest_with_control_workers_follows_the_schema_of_its_kind(path: Path, tmp_path: Path) -> None:
+    (tmp_path / path.name).write_text(path.read_text().replace("#control ", ""))
+    run_check(need_wheel("kubernetes-validate"), "--strict", tmp_path / path.name)
+
+
+def test_control_workers_listen_where_the_service_sends_and_the_network_lets_through() -> None:
+    settings = settings_of_the_manifests(has_workers=True)
+    assert settings.control_workers == 1
+    port = settings.control_listen.port
+    (container,) = of_kind("Deployment", has_workers=True)["spec"]["template"]["spec"]["containers"]
+    assert {"name": "control", "containerPort": port} in container["ports"]
+    service, network = (of_kind(kind, has_workers=True)["spec"] for kind in ("Service", "NetworkPolicy"))
+    assert [one["targetPort"] for one in service["ports"]] == ["http", "control"]
+    assert {"protocol": "TCP", "port": port} in network["ingress"][0]["ports"]
+    assert "control" not in {one["targetPort"] for one in of_kind("Service")["spec"]["ports"]}
+
+
 @pytest.mark.parametrize("folder", [KUBERNETES, KUBERNETES / "monitoring"], ids=lambda path: path.name)
 def test_the_kustomization_lists_every_file(folder: Path) -> None:
     kustomization = read(folder / "kustomization.yaml")
@@ -228,8 +254,8 @@ def test_the_kustomization_lists_every_file(folder: Path) -> None:
     assert sorted(kustomization["resources"]) == sorted(files)
 
 
-def settings_of_the_manifests() -> Settings:
-    values = {**of_kind("ConfigMap")["data"], **of_kind("Secret")["stringData"]}
+def settings_of_the_manifests(*, has_workers: bool = False) -> Settings:
+    values = {**of_kind("ConfigMap", has_workers=has_workers)["data"], **of_kind("Secret")["stringData"]}
     for name, value in STAND_INS.items():
         if value != values.get(name, value) and values[name].startswith("REPLACE"):
             values[name] = value

@@ -20,10 +20,11 @@ EXPOSURE_MAX = re.compile(r"`systemd-analyze security tollway` says at most ([0-
 SYSTEMD_VERSION_MIN = 252
 
 
-def read_unit(name: str) -> dict[str, list[tuple[str, str]]]:
-    """Section -> its lines; a name may stand in several lines."""
+def read_unit(name: str, *, has_workers: bool = False) -> dict[str, list[tuple[str, str]]]:
+    """Section -> its lines; a name may stand in several lines. `has_workers`: those of control workers count."""
     sections: dict[str, list[tuple[str, str]]] = {}
-    for line in (UNITS / name).read_text().splitlines():
+    text = (UNITS / name).read_text()
+    for line in (text.replace("#control ", "") if has_workers else text).splitlines():
         if line.startswith("["):
             lines = sections.setdefault(line.strip("[]"), [])
         elif line and not line.startswith("#"):
@@ -78,7 +79,7 @@ def test_the_service_is_closed_to_the_system(systemd_analyze: str, name: str) ->
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_setting_and_command_of_a_service_exists(name: str) -> None:
-    for key, value in read_unit(name)["Service"]:
+    for key, value in read_unit(name, has_workers=True)["Service"]:
         if key == "Environment":
             variable = value.partition("=")[0]
             assert variable.removeprefix(PREFIX).lower() in SETTING_NAMES
@@ -96,6 +97,15 @@ def test_the_gateway_reports_and_has_time_to_stop() -> None:
     )
     assert int(value_of("tollway.service", "WatchdogSec")) >= 10
     assert value_of("tollway.service", "RestartPreventExitStatus") == "2"
+
+
+def test_a_stop_signals_the_gateway_alone_and_the_gateway_its_control_workers() -> None:
+    """A worker that gets a second SIGTERM ends its notice."""
+    assert value_of("tollway.service", "KillMode") == "mixed"
+    lines = {name: read_unit("tollway.service", has_workers=name)["Service"] for name in (False, True)}
+    assert [one for one in lines[True] if one not in lines[False]] == [
+        ("Environment", "TOLLWAY_CONTROL_WORKERS=1")
+    ]
 
 
 def test_the_services_share_one_user_and_one_folder() -> None:
