@@ -1,11 +1,13 @@
-"""Ordinary paid calls beside floods: p50 and p99 of steady callers on credit, in turn quiet and beside each kind of flood, and beside all of them at once.
+"""Ordinary paid calls beside floods: p50 and p99 of steady callers, in turn quiet and beside each kind of flood, and beside all of them at once.
 
-    python bench/floods.py [--database sqlite|postgresql] [--control-workers 1] [--kinds heads documents …] [--rounds 3] [--seconds 6] [--connections 48]
+    python bench/floods.py [--database sqlite|postgresql] [--control-workers 1] [--calls credit|metered|channel|mixed] [--kinds heads documents …] [--rounds 3] [--seconds 6] [--connections 48]
+
+The callers pay on credit, at a price by use, or over a channel each (`flood_callers.py`); `mixed`: all three ways at once, with the figures of each.
 
 The gateway has a core of its own; callers, floods, upstream, chain node and PostgreSQL share the other, the floods at a low priority. A flood is that many
-connections from as many addresses of loopback, each of which sends the next request after the last response. No ordinary call may be refused. Control workers share the core of their
+connections from as many addresses of loopback, each of which sends the next request after the last response. An ordinary call without a 200 fails the run. Control workers share the core of their
 gateway; a flood sends them what a proxy would. Beside the time of a call stands the CPU time of the gateway's own process meanwhile, which other programs of the machine hardly change. Writes
-`bench/results/floods-<database>.json` and `.md`.
+`bench/results/floods-<database>-<calls>.json` and `.md`, with control workers `floods-<database>-<calls>-workers`.
 """
 
 import argparse
@@ -19,13 +21,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import uvloop
+from flood_callers import (
+    KINDS_OF_CALLS,
+    MIXED,
+    PACE_S,
+    call_steadily,
+    list_settings,
+    prepare_callers,
+    summarise_calls,
+)
 from flood_kinds import KINDS, run_flood
 from gateways import Bench, Gateway, furnish_callers, serving_gateway
 from load import LoadGenerator, write_requests
@@ -36,6 +46,7 @@ from machine import (
     describe_machine,
     find_free_port,
     forget_peak,
+    list_family,
     pin,
     prepare_child,
     read_memory_kib,
@@ -52,14 +63,11 @@ from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 RESULTS = ROOT / "bench" / "results"
 PAYERS = 24
-CALLERS = 8
-PACE_S = 0.05
 LISTINGS = 90
 BOOK_S = 8
 """So long a load fills the books of the payers."""
 LEAD_S = 1.0
 """From the start of a flood to the first call that counts."""
-CALL_DEADLINE_S = 60.0
 ALL = "all at once"
 SETTINGS = {
     # All addresses are those of loopback, and all callers one machine.
@@ -67,60 +75,11 @@ SETTINGS = {
 }
 
 
-# ---- The ordinary callers, in a process of their own.
-
-
-@dataclass(slots=True)
-class Calls:
-    """The seconds that calls took, and the CPU seconds that the gateway used meanwhile: its queue before a call, whatever else the machine runs."""
-
-    taken_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
-    statuses: Counter[str] = field(default_factory=Counter)
-
-
-async def call_steadily(port: int, requests: list[bytes], seconds: float, *, gateway_pid: int) -> Calls:
-    """Each caller calls at its pace."""
-    calls, ends = Calls(), time.monotonic() + seconds
-    cpu_clock = (~gateway_pid << 3) | 2  # clock_getcpuclockid(3)
-
-    async def call_on(request: bytes) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        while time.monotonic() < ends:
-            started, cpu_started = time.perf_counter(), time.clock_gettime(cpu_clock)
-            writer.write(request)
-            async with asyncio.timeout(CALL_DEADLINE_S):
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
-            took_s = time.perf_counter() - started
-            calls.taken_s.append(took_s)
-            calls.cpu_s.append(time.clock_gettime(cpu_clock) - cpu_started)
-            calls.statuses[head[9:12].decode()] += 1
-            await asyncio.sleep(max(0.0, PACE_S - took_s))
-        writer.close()
-
-    async with asyncio.TaskGroup() as group:
-        for request in requests:
-            group.create_task(call_on(request))
-    return calls
-
-
-def tell_calls(calls: Calls) -> dict[str, Any]:
-    told: dict[str, float] = {}
-    for name, seconds in (("", calls.taken_s), ("Cpu", calls.cpu_s)):
-        cuts = statistics.quantiles(seconds, n=100)
-        told |= {f"{name}p50Ms": cuts[49], f"{name}p99Ms": cuts[98]}
-    return {
-        "calls": len(calls.taken_s),
-        "statuses": dict(calls.statuses),
-        **{name: round(value * 1_000, 2) for name, value in told.items()},
-    }
-
-
 # ---- The harness.
 
 
 async def measure_calls(plan: Path, seconds: float) -> dict[str, Any]:
+    """The summary of each kind of calls."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         __file__,
@@ -173,37 +132,58 @@ async def measure_kind(
     """Alternating rounds, quiet and beside the flood."""
     quiet: list[dict[str, Any]] = []
     beside: list[dict[str, Any]] = []
-    answers, peaks, rates = Counter[str](), [], []
+    answers, rates = Counter[str](), []
+    quiet_peaks, peaks = [], []
     for _ in range(options.rounds):
+        forget_peaks(gateway)
         quiet.append(await measure_calls(plan, options.seconds))
-        forget_peak(gateway.child.pid)
+        quiet_peaks.append(read_peak_kib(gateway))
+        forget_peaks(gateway)
         started = time.monotonic()
         async with flooding(plan, kind, options.connections) as told:
             beside.append(await measure_calls(plan, options.seconds))
             seconds = time.monotonic() - started
         answers.update(told["answers"])
         rates.append(sum(told["answers"].values()) / seconds)
-        peaks.append(read_memory_kib(gateway.child.pid, "VmHWM"))
+        peaks.append(read_peak_kib(gateway))
         await asyncio.sleep(1.0)
+    return {
+        "kind": kind,
+        "floodPerS": round(statistics.median(rates)),
+        "answers": dict(answers.most_common(8)),
+        "quietPeakKiB": max(quiet_peaks),
+        "peakKiB": max(peaks),
+        "calls": {one: compare([r[one] for r in quiet], [r[one] for r in beside]) for one in quiet[0]},
+    }
+
+
+def compare(quiet: Sequence[Mapping[str, Any]], beside: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The medians of the rounds for one kind of calls, and the statuses of all."""
     figures = {
         f"{name}{part}Ms": statistics.median(one[f"{part}Ms"] for one in rounds)
         for name, rounds in (("quiet", quiet), ("beside", beside))
         for part in ("p50", "p99", "Cpup50", "Cpup99")
     }
     return {
-        "kind": kind,
-        "floodPerS": round(statistics.median(rates)),
-        "answers": dict(answers.most_common(8)),
-        "ordinary": dict(sum((Counter(one["statuses"]) for one in beside), Counter[str]())),
-        "peakKiB": max(peaks),
+        "statuses": dict(sum((Counter(one["statuses"]) for one in (*quiet, *beside)), Counter[str]())),
         **{name: round(value, 2) for name, value in figures.items()},
         "p50Ratio": round(figures["besidep50Ms"] / figures["quietp50Ms"], 2),
         "p99Ratio": round(figures["besidep99Ms"] / figures["quietp99Ms"], 2),
     }
 
 
+def forget_peaks(gateway: Gateway) -> None:
+    for pid in list_family(gateway.child.pid):
+        forget_peak(pid)
+
+
+def read_peak_kib(gateway: Gateway) -> int:
+    """Of the gateway and its control workers, since `forget_peaks`."""
+    return sum(read_memory_kib(pid, "VmHWM") for pid in list_family(gateway.child.pid))
+
+
 async def prepare(
-    gateway: Gateway, bench: Bench, folder: Path, upstream_url: str, *, control_port: int
+    gateway: Gateway, bench: Bench, folder: Path, upstream_url: str, *, calls: str, control_port: int
 ) -> Path:
     """Listings, books and sessions for the floods. The file of what floods and callers send."""
     seller = make_account("seller")
@@ -228,7 +208,6 @@ async def prepare(
         generator.run, gateway.port, requests, connections=32, seconds=BOOK_S, is_once=False
     )
     tokens = [await sign_in(gateway, Wallet.from_key(payment.key)) for payment in gateway.payments]
-    calls = [request.decode() for request in gateway.sign_plainly()[:CALLERS]]
     plan = {
         "pid": gateway.child.pid,
         "port": gateway.port,
@@ -236,7 +215,7 @@ async def prepare(
         "apiId": gateway.api_id,
         "ids": ids,
         "tokens": tokens,
-        "calls": calls,
+        "callers": await prepare_callers(gateway, bench, calls, upstream_url=upstream_url),
     }
     path = folder / "plan.json"
     path.write_text(json.dumps(plan))
@@ -282,11 +261,16 @@ async def serving(options: argparse.Namespace, folder: Path) -> AsyncIterator[tu
                 database_url=url,
                 upstream_url=upstream.url,
                 is_known=True,
-                settings=SETTINGS | (workers if options.control_workers else {}),
+                settings=SETTINGS
+                | list_settings(options.calls)
+                | (workers if options.control_workers else {}),
             )
         )
         port = control_port or gateway.port
-        yield gateway, await prepare(gateway, bench, folder, upstream.url, control_port=port)
+        yield (
+            gateway,
+            await prepare(gateway, bench, folder, upstream.url, calls=options.calls, control_port=port),
+        )
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -297,6 +281,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         found: dict[str, Any] = {
             "startedAt": begun.strftime("%Y-%m-%d %H:%M UTC"),
             "database": options.database,
+            "calls": options.calls,
             "rounds": options.rounds,
             "seconds": options.seconds,
             "connections": options.connections,
@@ -306,7 +291,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             "kinds": [],
         }
         async with serving(options, folder) as (gateway, plan):
-            found["idleKiB"] = read_memory_kib(gateway.child.pid)
+            found["idleKiB"] = sum(map(read_memory_kib, list_family(gateway.child.pid)))
             await measure_calls(plan, 2.0)
             for kind in options.kinds:
                 told = await measure_kind(plan, kind, gateway, options)
@@ -322,19 +307,24 @@ def write_markdown(found: Mapping[str, Any]) -> str:
         f"# Paid calls beside floods, {found['startedAt']}, {found['database']}",
         "",
         f"Commit `{commit['commit']}`{dirty}. {found['machine']['cpu']}, {found['machine']['cores']} cores; load of the machine before: "
-        f"{found['machine']['loadBefore']}. Control workers: {found['controlWorkers']}. {CALLERS} callers at {1 / PACE_S:.0f} calls a second each; a flood of {found['connections']} connections; medians of "
-        f"{found['rounds']} alternating rounds of {found['seconds']:.0f} s.",
+        f"{found['machine']['loadBefore']}. Control workers: {found['controlWorkers']}. Each caller calls {1 / PACE_S:.0f} times a second; a flood of {found['connections']} connections; medians of "
+        f"{found['rounds']} alternating rounds of {found['seconds']:g} s. Memory: of the gateway and its control workers, {found['idleKiB'] / 1024:.0f} MiB before the first call.",
         "",
-        "| flood | answers a second | quiet p50, p99 ms | beside it p50, p99 ms | × p50 | × p99 | CPU of the gateway meanwhile, p50, p99 ms | refused | at most MiB |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| flood | answers a second | calls | quiet p50, p99 ms | beside it p50, p99 ms | × p50 | × p99 | CPU of the gateway meanwhile, p99 ms: quiet, beside it | not 200 | at most MiB: quiet, beside it |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in found["kinds"]:
-        refused = sum(times for status, times in one["ordinary"].items() if status != "200")
-        lines.append(
-            f"| {one['kind']} | {one['floodPerS']} | {one['quietp50Ms']}, {one['quietp99Ms']} | {one['besidep50Ms']}, {one['besidep99Ms']} | {one['p50Ratio']} | "
-            f"{one['p99Ratio']} | {one['besideCpup50Ms']}, {one['besideCpup99Ms']} | {refused} | {one['peakKiB'] / 1024:.0f} |"
-        )
+        memory = f"{one['quietPeakKiB'] / 1024:.0f}, {one['peakKiB'] / 1024:.0f}"
+        lines += [
+            f"| {one['kind']} | {one['floodPerS']} | {kind} | {calls['quietp50Ms']}, {calls['quietp99Ms']} | {calls['besidep50Ms']}, {calls['besidep99Ms']} | {calls['p50Ratio']} | "
+            f"{calls['p99Ratio']} | {calls['quietCpup99Ms']}, {calls['besideCpup99Ms']} | {count_refused(calls)} | {memory} |"
+            for kind, calls in one["calls"].items()
+        ]
     return "\n".join([*lines, ""])
+
+
+def count_refused(calls: Mapping[str, Any]) -> int:
+    return sum(times for status, times in calls["statuses"].items() if status != "200")
 
 
 def main() -> None:
@@ -343,6 +333,7 @@ def main() -> None:
     )
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--control-workers", type=int, default=0, help="PostgreSQL only")
+    parser.add_argument("--calls", choices=(*KINDS_OF_CALLS, MIXED), default=KINDS_OF_CALLS[0])
     parser.add_argument("--kinds", nargs="+", choices=(*KINDS, ALL), default=[*KINDS, ALL])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each round")
@@ -353,9 +344,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.as_callers:
         plan = json.loads(options.as_callers.read_text())
-        requests = [request.encode() for request in plan["calls"]]
-        calls = uvloop.run(call_steadily(plan["port"], requests, options.seconds, gateway_pid=plan["pid"]))
-        print(json.dumps(tell_calls(calls)))
+        found = uvloop.run(call_steadily(plan, options.seconds))
+        print(json.dumps({kind: summarise_calls(calls) for kind, calls in found.items()}))
     elif options.as_flood:
         kind, path = options.as_flood
         kinds = KINDS if kind == ALL else (kind,)
@@ -363,10 +353,14 @@ def main() -> None:
     else:
         found = uvloop.run(measure(options))
         RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"floods-{options.database}"
+        workers = "-workers" if options.control_workers else ""
+        path = RESULTS / f"floods-{options.database}-{options.calls}{workers}"
         path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
         path.with_suffix(".md").write_text(write_markdown(found))
         print(write_markdown(found))
+        refused = sum(count_refused(calls) for one in found["kinds"] for calls in one["calls"].values())
+        if refused:
+            sys.exit(f"{refused} ordinary calls were not answered 200")
 
 
 if __name__ == "__main__":

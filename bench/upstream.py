@@ -1,5 +1,5 @@
-"""The upstream of every benchmark: a small JSON response to any request, and 100 MiB at /blob. Beside it an x402
-facilitator at /facilitator that accepts everything at once.
+"""The upstream of every benchmark: a small JSON response to any request, one with its usage at /completion, and 100 MiB at /blob.
+Beside it an x402 facilitator at /facilitator that accepts everything at once.
 
 nginx with one worker where it is available, so that the upstream is never the bottleneck. Else, or with `python
 bench/upstream.py PORT`, a minimal server over asyncio.
@@ -19,6 +19,8 @@ from children import Child, running
 from machine import LOAD_CORE, find_free_port
 
 ANSWER = b'{"symbol":"ETH","price":"3021.17","currency":"USD"}'
+USED_PATH = "/completion"
+USED_ANSWER = b'{"text":"A meter pays for what it uses.","usage":{"prompt_tokens":12,"completion_tokens":8}}'
 PAYER = "0x" + "11" * 20
 NETWORK = "eip155:84532"
 FACILITATOR: dict[str, dict[str, object]] = {
@@ -52,6 +54,7 @@ http {{
   server {{
     listen 127.0.0.1:{port} backlog=4096;
     location = /blob {{ root {folder}; }}
+    location = {used_path} {{ default_type application/json; return 200 '{used}'; }}
     location = /facilitator/supported {{ default_type application/json; return 200 '{supported}'; }}
     location = /facilitator/verify {{ default_type application/json; return 200 '{verified}'; }}
     location = /facilitator/settle {{ default_type application/json; return 200 '{settled}'; }}
@@ -82,7 +85,14 @@ async def serving_upstream(folder: Path, nginx: Path | None) -> AsyncIterator[Up
     else:
         kind, command = "nginx", (str(nginx), "-p", str(folder), "-c", str(folder / "upstream.conf"))
         yes = {name: json.dumps(told) for name, told in FACILITATOR.items()}
-        config = NGINX.format(folder=folder, port=port, answer=ANSWER.decode(), **yes)
+        config = NGINX.format(
+            folder=folder,
+            port=port,
+            answer=ANSWER.decode(),
+            used_path=USED_PATH,
+            used=USED_ANSWER.decode(),
+            **yes,
+        )
         (folder / "upstream.conf").write_text(config)
         with (folder / "blob").open("wb") as blob:
             for _ in range(BLOB_BYTES // len(CHUNK)):
@@ -107,7 +117,7 @@ class ServedConnection(asyncio.Protocol):
         b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n"
         % BLOB_BYTES
     )
-    _OTHERS: ClassVar = {
+    _OTHERS: ClassVar = {USED_PATH.encode(): format_answer(USED_ANSWER)} | {
         f"/facilitator/{path}".encode(): format_answer(json.dumps(FACILITATOR[name]).encode())
         for path, name in (("supported", "supported"), ("verify", "verified"), ("settle", "settled"))
     }

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from eth_account import Account
 
+from tests.kit.channel_payer import ChannelPayer
+from tests.kit.payer import decode_header, encode_header
+from tollway.client import Wallet
 from tollway.identity.signatures import paid_call_digest, recover
 from tollway.ids import ChainId, TxHash, keccak256
 from tollway.payments.proof import Proof, parse_proof
@@ -427,3 +430,43 @@ async def test_one_traced_call_by_itself_is_measured_with_all_its_spans(sink: st
         parse_options(["credit", "--trace=1", f"--calls={calls}", "--rounds=1", "--warm-up=1", *sink.split()])
     )
     assert told["spans"] == 7 * (calls + 1)
+
+
+def test_a_caller_on_a_channel_signs_over_the_sum_that_the_gateway_announced() -> None:
+    from flood_callers import ChannelCaller
+
+    price, payer = 3, ChannelPayer()
+    wallet = Wallet.from_key(bytes(payer.account.key))
+    accepted = payer.payment({}, amount=price)["accepted"]
+    required = {"x402Version": 2, "resource": {"url": "http://127.0.0.1/x"}, "accepts": [accepted]}
+    state = {"channelId": str(payer.channel_id), "balance": "1000", "totalClaimed": "0"}
+
+    def head(status: int, name: str, content: dict[str, Any]) -> str:
+        return f"HTTP/1.1 {status} X\r\n{name}: {encode_header(content).decode()}\r\n\r\n"
+
+    def ceiling(request: bytes) -> int:
+        proof = request.decode().partition("PAYMENT-SIGNATURE: ")[2].partition("\r\n")[0]
+        return int(decode_header(proof.encode())["payload"]["voucher"]["maxClaimableAmount"])
+
+    value = encode_header(required).decode()
+    caller = ChannelCaller.open(wallet, value, port=1, path="/x", balance=1_000)
+    assert ceiling(caller.sign()) == price
+    charged = {"chargedAmount": "2", "channelState": {**state, "chargedCumulativeAmount": "2"}}
+    caller.apply(head(200, "PAYMENT-RESPONSE", {"success": True, "extra": charged}))
+    assert ceiling(caller.sign()) == 2 + price
+    told = {**accepted["extra"], "channelState": {**state, "chargedCumulativeAmount": "40"}}
+    mismatch = {"error": "cumulative_amount_mismatch", "accepts": [{**accepted, "extra": told}]}
+    caller.apply(head(402, "PAYMENT-REQUIRED", {**required, **mismatch}))
+    assert ceiling(caller.sign()) == 40 + price
+
+
+def test_a_ratio_beside_floods_is_of_the_medians_and_every_call_without_a_200_counts() -> None:
+    from floods import compare, count_refused
+
+    def round_of(p99: float, **statuses: int) -> dict[str, Any]:
+        return {"statuses": statuses, "p50Ms": 1.0, "p99Ms": p99, "Cpup50Ms": 1.0, "Cpup99Ms": 2.0}
+
+    told = compare(
+        [round_of(2.0), round_of(4.0), round_of(3.0, **{"402": 1})], [round_of(9.0, **{"200": 5, "503": 2})]
+    )
+    assert (told["p99Ratio"], told["besidep99Ms"], count_refused(told)) == (3.0, 9.0, 3)
