@@ -1,18 +1,18 @@
-"""What the same requests cost with 1,000 rows of every kind and with many: lists, search, details, history, payments.
+"""What the same requests and rounds cost with a thousandth of the rows and with many: lists, search, details, history, payments, sums, exports, pages; the rounds of
+channels, payments and closed hours, the audit, the backup.
 
-Each request is sent to the routes in process, to the small and to the large database in turn; p50, p99
-and their ratios go to `bench/results/scale-<database>.{json,md}`. The audit reads every row by design: it is timed once.
+Each request is sent to the routes in process, to the small and to the large database in turn; p50, p99 and their ratios go to
+`bench/results/scale-<database>.{json,md}`, with the slowest statement and its plan where a ratio is above the goal. A round is timed beside its rows.
 
-    python bench/scale.py                              # SQLite, 20,000 listings, 200,000 calls, 20,000 payments
+    python bench/scale.py                              # SQLite, 20,000 listings, 200,000 calls, 20,000 payments, 2,000 channels
     python bench/scale.py --database postgresql
-    python bench/scale.py --listings 1000000 --calls 10000000 --payments 1000000 --folder /var/tmp
+    python bench/scale.py --listings 1000000 --calls 10000000 --payments 1000000 --channels 100000 --folder /var/tmp
     python bench/scale.py --meaning --only search      # by meaning too, over random vectors (needs tollway[search])
 """
 
 import argparse
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import platform
@@ -23,331 +23,73 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
 
 from scale_data import fill
-from scale_rows import (
-    FREQUENT_TAG,
-    FREQUENT_WORD,
-    RARE_CHAIN,
-    RARE_TAG,
-    RARE_WORD,
-    START_MS,
-    WHALE,
-    WHALE_PROVIDER,
-    Scale,
-    account,
-    listing,
-    provider_of,
-    tx_hash_of,
-)
+from scale_plans import find_slowest, recorded
+from scale_questions import QUESTIONS, Question, Side
+from scale_rounds import ROUNDS, explain_round, time_round
+from scale_routes import routes_over
+from scale_rows import Scale
 from sqlalchemy import make_url
-from starlette.applications import Starlette
-from starlette.requests import Request
 
-from tests.kit.routes import NamedBooks, make_context
-from tollway.identity.authenticator import Identity
-from tollway.ids import Address, TxHash
-from tollway.limits import DEFAULT_LIMITS, MIB
-from tollway.storage.catalog.catalog_store import CatalogStore
+from tests.kit.admin_pages import HOST
+from tollway.limits import MIB
 from tollway.storage.catalog.meaning_search import MeaningSearch
 from tollway.storage.engine.database import Database, connect_database, sqlite_module
-from tollway.storage.engine.encryption import Sealer
-from tollway.storage.ledger.history import HistoryStore
-from tollway.storage.ledger.ledger_audit import audit
-from tollway.web.api.discovery_routes import discovery_router
-from tollway.web.api.history_routes import history_router
-from tollway.web.api.listing_json import ListingEncoder
-from tollway.web.api.listing_routes import listing_router
-from tollway.web.http.problems import install_handlers
-from tollway.web.http.query import format_time
 
-SMALL = 1_000
-URL = "http://127.0.0.1:8402"
+SMALL = {"listings": 1_000, "calls": 10_000, "payments": 1_000, "channels": 100}
 RESULTS = Path(__file__).parent / "results"
 GOAL = 2.0
+ROUNDS_MIN = 5
+BACKUP = "backup with its audit"
+STATEMENT_SHOWN = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One request, its wallet, and the number of rows in its response, so that both sizes do the same work."""
+class Answered:
+    """`first_ms`: to the first bytes of the body; `ms`: to its end."""
 
-    name: str
-    ask: Callable[["Side"], str]
-    wallet: Callable[["Side"], Address] = lambda side: WHALE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One size of the data and the routes over it. `chance` gives both sides of a pair the same random draws."""
-
-    scale: Scale
-    database: Database
-    app: Any
-    chance: random.Random
+    first_ms: float
+    ms: float
+    body: bytes
 
     @property
-    def is_small(self) -> bool:
-        return self.scale.listings == SMALL
+    def rows(self) -> int:
+        """Of a list or of a file; 1 of anything else."""
+        if self.body.startswith(b"{"):
+            found = json.loads(self.body)
+            lists = [
+                found[name] for name in ("apis", "calls", "payments", "sales", "spending") if name in found
+            ]
+            return next((len(one) for one in lists if isinstance(one, list)), 1)
+        return 1 if self.body.lstrip().startswith(b"<") else self.body.count(b"\n") - 1
 
-    def deep(self, *, small: int, large: int) -> int:
-        """An offset with a full page after it."""
-        return small if self.is_small else large
-
-    def any_listing(self) -> int:
-        """A listing that lists contain."""
-        while listing(self.scale, number := self.chance.randrange(1, self.scale.listings + 1)).retired_ms:
-            pass
-        return number
-
-    def any_pair(self) -> int:
-        return self.chance.randrange(self.scale.payments // 2) // 100 * 100 + 13
+    @property
+    def total(self) -> Any:
+        return json.loads(self.body).get("total") if self.body.startswith(b"{") else None
 
 
-def routes_over(database: Database, meaning: Any) -> Starlette:
-    """The routes of registry and history; a header names the wallet."""
-
-    def now_ms() -> int:
-        return time.time_ns() // 1_000_000
-
-    async def who(request: Request) -> Identity:
-        address = Address(bytes.fromhex(request.headers["wallet"]))
-        return Identity(address=address, method="session", chain_id=None)
-
-    sealer = Sealer(b"1" * 32, entropy=os.urandom)
-    catalog = CatalogStore(database, sealer=sealer, now_ms=now_ms, meaning=meaning)
-    encoder = ListingEncoder(public_url=URL, assets=(), confirmations_for=lambda *_: 1)
-    context = make_context(
-        public_url=URL,
-        catalog=catalog,
-        encoder=encoder,
-        authenticate=who,
-        call_history=HistoryStore(database, limits=DEFAULT_LIMITS),
-        book_access=NamedBooks(),
-        now_ms=now_ms,
-        is_mpp_offered=lambda *_: False,
-        ticks_ms=itertools.count(0, 1_000_000).__next__,  # so that no cached value stays valid
-    )
-    routers = (listing_router(context), discovery_router(context), history_router(context))
-    app = Starlette(routes=[route for router in routers for route in router.routes])
-    install_handlers(app, URL)
-    return app
-
-
-def apis(**query: Any) -> Callable[[Side], str]:
-    """`GET /apis`; values may depend on the side."""
-    return _get("/apis", query)
-
-
-def history(**query: Any) -> Callable[[Side], str]:
-    return _get("/history", query)
-
-
-def _get(path: str, query: dict[str, Any]) -> Callable[[Side], str]:
-    def ask(side: Side) -> str:
-        given = {name.rstrip("_"): value(side) if callable(value) else value for name, value in query.items()}
-        return f"/api/v2{path}?{urlencode(given, quote_via=quote)}"
-
-    return ask
-
-
-def page_at(small: int, large: int) -> Callable[[Side], int]:
-    return lambda side: side.deep(small=small, large=large)
-
-
-def document_of(side: Side, kind: str) -> str:
-    """The document of a listing with an OpenAPI document of its provider."""
-    number = side.chance.randrange(1, side.scale.listings // 10) * 10
-    while listing(side.scale, number).retired_ms:
-        number = side.chance.randrange(1, side.scale.listings // 10) * 10
-    return f"/api/v2/apis/{listing(side.scale, number).id}/{kind}"
-
-
-def whale_listing(side: Side) -> str:
-    """One of the many listings that the largest payer calls."""
-    pairs = side.scale.payments // 2
-    return account(side.scale, side.chance.randrange(pairs) // 100 * 100).listing.id
-
-
-def provider_listing(side: Side) -> str:
-    """A called listing of the provider with the most listings."""
-    for pair in range(1, side.scale.payments // 2):
-        if (sold := account(side.scale, pair).listing).provider == WHALE_PROVIDER:
-            return sold.id
-    return "api_none"
-
-
-def any_payer(side: Side) -> Address:
-    return account(side.scale, side.any_pair()).payer
-
-
-def the_provider(side: Side) -> Address:
-    return WHALE_PROVIDER
-
-
-TOP = START_MS + 90 * 86_400_000
-HALF = format_time(TOP)
-BIG = str(WHALE_PROVIDER)
-DEEP_PAGE = page_at(25, 501)
-QUESTIONS = [
-    Question(name="list, first page", ask=apis()),
-    Question(name="list, offset 10,000", ask=apis(page=DEEP_PAGE)),
-    Question(name="list, 100 a page", ask=apis(limit=100)),
-    Question(name="list, sort=name", ask=apis(sort="name")),
-    Question(name="list, sort=name, offset 10,000", ask=apis(sort="name", page=DEEP_PAGE)),
-    Question(name="list, currency", ask=apis(currency="USDC")),
-    Question(name="list, currency, offset 10,000", ask=apis(currency="USDC", page=DEEP_PAGE)),
-    Question(name="list, rarer currency", ask=apis(currency="EURC", limit=5)),
-    Question(name="list, sort=price", ask=apis(currency="USDC", sort="price")),
-    Question(name="list, sort=-price", ask=apis(currency="USDC", sort="-price")),
-    Question(name="list, sort=price, offset 10,000", ask=apis(currency="USDC", sort="price", page=DEEP_PAGE)),
-    Question(name="list, maxPrice", ask=apis(currency="USDC", maxPrice="0.03")),
-    Question(name="list, maxPrice, few", ask=apis(currency="USDC", maxPrice="0.0005", limit=5)),
-    Question(name="list, maxPrice, sort=price", ask=apis(currency="USDC", maxPrice="0.03", sort="price")),
-    Question(name="list, frequent tag", ask=apis(tag=FREQUENT_TAG)),
-    Question(name="list, frequent tag, offset 10,000", ask=apis(tag=FREQUENT_TAG, page=page_at(10, 501))),
-    Question(name="list, rare tag", ask=apis(tag=RARE_TAG)),
-    Question(name="list, frequent network", ask=apis(network="eip155:8453")),
-    Question(
-        name="list, frequent network, offset 10,000", ask=apis(network="eip155:8453", page=page_at(25, 501))
-    ),
-    Question(name="list, rare network", ask=apis(network=f"eip155:{RARE_CHAIN}")),
-    Question(name="list, provider of many", ask=apis(provider=BIG)),
-    Question(name="list, provider of many, offset 10,000", ask=apis(provider=BIG, page=page_at(10, 501))),
-    Question(
-        name="list, any provider",
-        ask=apis(provider=lambda side: str(provider_of(side.scale, side.any_listing())), limit=5),
-    ),
-    Question(name="list, tag and network", ask=apis(tag=FREQUENT_TAG, network="eip155:8453")),
-    Question(
-        name="list, frequent tag and rare network",
-        ask=apis(tag=FREQUENT_TAG, network=f"eip155:{RARE_CHAIN}", limit=5),
-    ),
-    Question(name="list, tag and currency", ask=apis(tag=FREQUENT_TAG, currency="USDC")),
-    Question(name="list, provider of many and rare tag", ask=apis(provider=BIG, tag=RARE_TAG, limit=5)),
-    Question(
-        name="list, provider of many and rarer currency", ask=apis(provider=BIG, currency="EURC", limit=1)
-    ),
-    Question(name="list, tag, sort=price", ask=apis(tag=FREQUENT_TAG, currency="USDC", sort="price")),
-    Question(name="list, network, sort=name", ask=apis(network="eip155:8453", sort="name")),
-    Question(name="list, provider of many, sort=name", ask=apis(provider=BIG, sort="name")),
-    Question(
-        name="list, provider of many, sort=price", ask=apis(provider=BIG, currency="USDC", sort="price")
-    ),
-    Question(name="search, rare word", ask=apis(q=RARE_WORD)),
-    Question(name="search, rare word, by relevance", ask=apis(q=RARE_WORD, sort="relevance")),
-    Question(name="search, frequent word", ask=apis(q=FREQUENT_WORD)),
-    Question(name="search, frequent word, offset 10,000", ask=apis(q=FREQUENT_WORD, page=page_at(10, 501))),
-    Question(name="search, frequent word, by relevance", ask=apis(q=FREQUENT_WORD, sort="relevance")),
-    Question(name="search, frequent word, sort=name", ask=apis(q=FREQUENT_WORD, sort="name")),
-    Question(name="search, several words", ask=apis(q=f"{FREQUENT_WORD} price river", limit=5)),
-    Question(name="search, frequent and rare word", ask=apis(q=f"{FREQUENT_WORD} {RARE_WORD}", limit=5)),
-    Question(name="search, nothing found", ask=apis(q="xyzzy")),
-    Question(name="search, two words never together", ask=apis(q=f"{RARE_WORD} 77")),
-    Question(name="search, frequent word and tag", ask=apis(q=FREQUENT_WORD, tag=FREQUENT_TAG)),
-    Question(name="search, frequent word and rare tag", ask=apis(q=FREQUENT_WORD, tag=RARE_TAG, limit=5)),
-    Question(name="search, rare word and network", ask=apis(q=RARE_WORD, network=f"eip155:{RARE_CHAIN}")),
-    Question(name="list, minSuccessRate", ask=apis(minSuccessRate="0.9")),
-    Question(
-        name="list, minSuccessRate, offset 10,000", ask=apis(minSuccessRate="0.5", page=page_at(10, 501))
-    ),
-    Question(name="list, minSuccessRate, few", ask=apis(minSuccessRate="1")),
-    Question(name="list, minSuccessRate, sort=name", ask=apis(minSuccessRate="0.9", sort="name")),
-    Question(
-        name="list, minSuccessRate, sort=price",
-        ask=apis(minSuccessRate="0.9", currency="USDC", sort="price"),
-    ),
-    Question(name="list, minSuccessRate and rare tag", ask=apis(minSuccessRate="0.9", tag=RARE_TAG)),
-    Question(name="list, verified", ask=apis(verified="true")),
-    Question(name="list, not verified", ask=apis(verified="false")),
-    Question(name="list, verified and minSuccessRate", ask=apis(verified="true", minSuccessRate="0.9")),
-    Question(
-        name="search, frequent word and tag, by relevance",
-        ask=apis(q=FREQUENT_WORD, tag=FREQUENT_TAG, sort="relevance"),
-    ),
-    Question(
-        name="search, frequent word and minSuccessRate, by relevance",
-        ask=apis(q=FREQUENT_WORD, minSuccessRate="0.9", sort="relevance"),
-    ),
-    Question(name="details", ask=lambda side: f"/api/v2/apis/{listing(side.scale, side.any_listing()).id}"),
-    *(
-        Question(name=f"document of one API: {kind}", ask=lambda side, kind=kind: document_of(side, kind))
-        for kind in ("agent", "discovery", "openapi.json", "llms.txt")
-    ),
-    Question(name="history of the whale", ask=history()),
-    Question(name="history of the whale, offset 10,000", ask=history(offset=page_at(40, 10_000))),
-    Question(name="history of any payer", ask=history(limit=5), wallet=any_payer),
-    Question(name="history, succeeded", ask=history(status="succeeded")),
-    Question(
-        name="history, succeeded, offset 10,000", ask=history(status="succeeded", offset=page_at(30, 10_000))
-    ),
-    Question(name="history, failed", ask=history(status="failed", limit=3)),
-    Question(
-        name="history, failed, offset 10,000",
-        ask=history(status="failed", limit=1, offset=page_at(2, 10_000)),
-    ),
-    Question(name="history, unknown", ask=history(status="unknown", limit=1)),
-    Question(name="history, pending", ask=history(status="pending", limit=1)),
-    Question(name="history, from the middle on", ask=history(from_=HALF, limit=30)),
-    Question(name="history, to the middle", ask=history(to=HALF, limit=30)),
-    Question(name="history, one API", ask=history(apiId=whale_listing, limit=5)),
-    Question(name="history, one API, failed", ask=history(apiId=whale_listing, status="failed", limit=1)),
-    Question(
-        name="history, one API, succeeded", ask=history(apiId=whale_listing, status="succeeded", limit=5)
-    ),
-    Question(name="history, somebody else's API", ask=history(apiId="api_none")),
-    Question(name="history of the provider", ask=history(role="provider"), wallet=the_provider),
-    Question(
-        name="history of the provider, offset 10,000",
-        ask=history(role="provider", offset=page_at(200, 10_000)),
-        wallet=the_provider,
-    ),
-    Question(
-        name="history of the provider, one API",
-        ask=history(role="provider", apiId=provider_listing, limit=1),
-        wallet=the_provider,
-    ),
-    Question(
-        name="history of the provider, failed",
-        ask=history(role="provider", status="failed", limit=5),
-        wallet=the_provider,
-    ),
-    Question(
-        name="history of the provider, succeeded",
-        ask=history(role="provider", status="succeeded"),
-        wallet=the_provider,
-    ),
-    Question(name="payments of the whale", ask=_get("/payments", {"limit": 5})),
-    Question(
-        name="payments of the whale, deep",
-        ask=_get(
-            "/payments", {"limit": 5, "offset": lambda side: min(side.scale.payments // 100 - 10, 10_000)}
-        ),
-    ),
-    Question(name="payments of any payer", ask=_get("/payments", {"limit": 2}), wallet=any_payer),
-    Question(
-        name="one payment of the whale",
-        ask=lambda side: f"/api/v2/payments/{TxHash(tx_hash_of(side.scale, 1))}",
-    ),
-]
-
-
-async def ask(side: Side, path: str, wallet: Address) -> tuple[float, dict[str, Any]]:
-    """The milliseconds of the routes, and their response."""
+async def ask(side: Side, question: Question) -> Answered:
+    path, wallet = question.ask(side), question.wallet(side)
     route, _, query = path.partition("?")
+    is_public = question.app == "public"
     scope = {
         "type": "http",
         "method": "GET",
         "path": route,
         "raw_path": route.encode(),
         "query_string": query.encode(),
-        "headers": [(b"wallet", wallet.hex().encode())],
+        "headers": [
+            (b"host", b"127.0.0.1:8402" if is_public else HOST.encode()),
+            (b"wallet", wallet.hex().encode()),
+            (b"cookie", side.routes.sessions.name_cookie(wallet)),
+        ],
         "http_version": "1.1",
         "scheme": "http",
         "server": ("127.0.0.1", 8402),
@@ -355,47 +97,69 @@ async def ask(side: Side, path: str, wallet: Address) -> tuple[float, dict[str, 
         "root_path": "",
     }
     sent: list[Any] = []
+    asked, ended, first_s = False, asyncio.Event(), 0.0
 
     async def receive() -> dict[str, Any]:
+        nonlocal asked
+        if asked:
+            await ended.wait()  # a client that stays until the end
+            return {"type": "http.disconnect"}
+        asked = True
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: Any) -> None:
+        nonlocal first_s
+        if message.get("body") and not first_s:
+            first_s = time.perf_counter()
         sent.append(message)
 
-    began = time.perf_counter()
-    await side.app(scope, receive, send)
-    ms = (time.perf_counter() - began) * 1000
-    told = b"".join(message.get("body", b"") for message in sent[1:])
-    body = json.loads(told) if told.startswith(b"{") else {}
-    if sent[0]["status"] != 200:
-        raise SystemExit(f"{path}: {body}")
-    return ms, body
-
-
-def count_rows(body: dict[str, Any]) -> int:
-    return next(
-        (len(body[name]) for name in ("apis", "calls", "payments") if name in body and "total" in body), 1
+    app = side.routes.public if is_public else side.routes.operator
+    began_s = time.perf_counter()
+    await app(scope, receive, send)
+    ended_s = time.perf_counter()
+    ended.set()
+    body = b"".join(message.get("body", b"") for message in sent[1:])
+    if sent[0]["status"] != 200 or sent[-1].get("more_body"):
+        raise SystemExit(f"{path}: {sent[0]['status']} {body[:500]!r}")
+    return Answered(
+        first_ms=((first_s or ended_s) - began_s) * 1000, ms=(ended_s - began_s) * 1000, body=body
     )
 
 
-async def compare(question: Question, sides: tuple[Side, Side], rounds: int) -> dict[str, Any]:
-    times: tuple[list[float], list[float]] = ([], [])
-    rows = [0, 0]
-    totals: list[Any] = [None, None]
-    for turn in range(rounds + 5):
+async def compare(question: Question, sides: tuple[Side, Side], rounds: int) -> list[dict[str, Any]]:
+    """One record; of a file two: its first byte, and its rows by the thousand."""
+    asked = max(ROUNDS_MIN, int(rounds * question.rounds_part))
+    warm = min(5, asked)
+    times: dict[str, tuple[list[float], list[float]]] = {}
+    rows, totals = [0, 0], [None, None]
+    for turn in range(asked + warm):
         for number, side in enumerate(sides):
-            ms, body = await ask(side, question.ask(side), question.wallet(side))
-            rows[number] = max(rows[number], count_rows(body))
-            totals[number] = body.get("total")
-            if turn >= 5:
-                times[number].append(ms)
-    small, large = ({"p50": _quantile(each, 50), "p99": _quantile(each, 99)} for each in times)
+            found = await ask(side, question)
+            rows[number], totals[number] = max(rows[number], found.rows), found.total
+            if turn < warm:
+                continue
+            measured = {"": found.ms}
+            if question.is_file:
+                by_row = found.ms / max(1, found.rows) * 1000
+                measured = {", first byte": found.first_ms, ", 1,000 rows": by_row}
+            for words, ms in measured.items():
+                times.setdefault(words, ([], []))[number].append(ms)
+    return [
+        {"question": question.name + words, "rows": rows, "totals": totals, **_compare_times(found)}
+        for words, found in times.items()
+    ]
+
+
+def _compare_times(times: tuple[list[float], list[float]]) -> dict[str, Any]:
+    small, large = (
+        {"least": round(min(each), 3), "p50": _quantile(each, 50), "p99": _quantile(each, 99)}
+        for each in times
+    )
     return {
-        "question": question.name,
-        "rows": rows,
-        "totals": totals,
+        "rounds": len(times[0]),
         "small_ms": small,
         "large_ms": large,
+        "ratio_least": round(large["least"] / small["least"], 2),
         "ratio_p50": round(large["p50"] / small["p50"], 2),
         "ratio_p99": round(large["p99"] / small["p99"], 2),
     }
@@ -405,13 +169,40 @@ def _quantile(times: list[float], percent: int) -> float:
     return round(statistics.quantiles(times, n=100, method="inclusive")[percent - 1], 3)
 
 
-async def time_audit(side: Side) -> dict[str, Any]:
-    began = time.perf_counter()
-    report = await side.database.read(audit, is_long=True)
-    seconds = time.perf_counter() - began
-    if not report.is_balanced:
-        raise SystemExit(f"the audit finds {report.wrong[:3]}")
-    return {"calls": report.calls, "payments": report.payments, "seconds": round(seconds, 2)}
+def is_over(answer: dict[str, Any]) -> bool:
+    return bool(max(answer["ratio_p50"], answer["ratio_p99"]) > GOAL)
+
+
+async def answer_all(sides: tuple[Side, Side], rounds: int, only: str) -> list[dict[str, Any]]:
+    """The slowest statement of a question is that of the large side, where a ratio is above the goal."""
+    answers: list[dict[str, Any]] = []
+    for question in QUESTIONS:
+        if only not in question.name:
+            continue
+        found = await compare(question, sides, rounds)
+        if any(map(is_over, found)):
+            async with recorded() as statements:
+                await ask(sides[1], question)
+            found[0]["slowest"] = await find_slowest(sides[1].database, statements)
+        answers += found
+        for answer in found:
+            print(json.dumps({name: answer[name] for name in answer if name != "slowest"}), flush=True)
+    return answers
+
+
+async def time_rounds(sides: tuple[Side, Side], only: str) -> list[dict[str, Any]]:
+    told = []
+    for one in ROUNDS:
+        is_possible = one.name != BACKUP or sides[0].database.dialect == "sqlite"
+        if only not in one.name or not is_possible:
+            continue
+        small, large = [await time_round(one, side) for side in sides]
+        ratio = round(large["seconds"] / small["seconds"], 2)
+        told.append({"round": one.name, "of": one.rows, "small": small, "large": large, "ratio": ratio})
+        print(json.dumps(told[-1]), flush=True)
+        if ratio > GOAL:
+            told[-1]["slowest"] = await explain_round(one, sides[1])
+    return told
 
 
 async def measure(
@@ -419,21 +210,21 @@ async def measure(
 ) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
         sides = []
-        for url, scale in zip(urls, scales, strict=True):
+        for number, (url, scale) in enumerate(zip(urls, scales, strict=True)):
             database = await stack.enter_async_context(_opened(url))
             meaning = await _load_meaning(stack, database) if with_meaning else None
-            chance = random.Random(scale.seed)
             sides.append(
-                Side(scale=scale, database=database, app=routes_over(database, meaning), chance=chance)
+                Side(
+                    scale=scale,
+                    is_small=number == 0,
+                    database=database,
+                    routes=routes_over(database, meaning),
+                    chance=random.Random(scale.seed),
+                )
             )
         pair = sides[0], sides[1]
-        answers = []
-        for question in QUESTIONS:
-            if only in question.name:
-                answers.append(await compare(question, pair, rounds))
-                print(json.dumps(answers[-1]), flush=True)
-        audits = [] if only else [await time_audit(side) for side in pair]
-    return {"answers": answers, "audits": audits}
+        answers = await answer_all(pair, rounds, only)
+        return {"answers": answers, "rounds_of_ledger": await time_rounds(pair, only)}
 
 
 async def _load_meaning(stack: contextlib.AsyncExitStack, database: Database) -> Any:
@@ -487,29 +278,44 @@ def places(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def to_markdown(report: dict[str, Any]) -> str:
-    large = report["large"]
+    small, large = (
+        ", ".join(f"{report[size][name]:,} {name}" for name in SMALL) for size in ("small", "large")
+    )
+    filled = ", ".join(
+        f"{words} in {one['seconds']} s ({one['mib']:,} MiB)" for words, one in report["filled"].items()
+    )
     lines = [
         f"# Scale of data on {report['database']}",
         "",
-        f"{large['listings']:,} listings, {large['calls']:,} calls, {large['payments']:,} payments against 1,000 of each;"
-        f" {report['rounds']} requests of each kind and size by turns, in process. {report['versions']}, commit"
-        f" {report['commit']}. Goal: p50 and p99 at most {GOAL:g} × the small ones.",
+        f"{large} against {small}; {report['rounds']} requests of most kinds at each size by turns, in process. {report['versions']}, commit"
+        f" {report['commit']}. Filled: {filled}. Goal: p50 and p99 at most {GOAL:g} × the small ones.",
         "",
-        "| | small p50, p99 (ms) | large p50, p99 (ms) | p50 × | p99 × |",
-        "|---|---|---|---|---|",
+        "| | small p50, p99 (ms) | large p50, p99 (ms) | least × | p50 × | p99 × |",
+        "|---|---|---|---|---|---|",
     ]
     for one in report["answers"]:
         small_ms, large_ms = one["small_ms"], one["large_ms"]
-        ratios = " | ".join(mark_over(one[name]) for name in ("ratio_p50", "ratio_p99"))
+        ratios = " | ".join(mark_over(one[name]) for name in ("ratio_least", "ratio_p50", "ratio_p99"))
         lines.append(
             f"| {one['question']} | {small_ms['p50']:.2f}, {small_ms['p99']:.2f} | {large_ms['p50']:.2f},"
             f" {large_ms['p99']:.2f} | {ratios} |"
         )
-    for one in report["audits"]:
-        lines += [
-            "",
-            f"Audit of {one['calls']:,} calls and {one['payments']:,} payments: {one['seconds']} s.",
-        ]
+    lines += ["", "| round | small: seconds, of | large: seconds, of | × |", "|---|---|---|---|"]
+    for one in report["rounds_of_ledger"]:
+        cells = (
+            f"{one[size]['seconds']:g}, {one[size]['rows']:,} {one['of']}" for size in ("small", "large")
+        )
+        lines.append(f"| {one['round']} | {' | '.join(cells)} | {one['ratio']:.2f} |")
+    lines += ["", "## The slowest statement of what is above the goal, at the large size", ""]
+    for one in (*report["answers"], *report["rounds_of_ledger"]):
+        if found := one.get("slowest"):
+            name = one.get("question", one.get("round"))
+            lines += [
+                f"**{name}**: {found['ms']:g} ms, one of {found['statements']}",
+                "",
+                *("```", found["statement"][:STATEMENT_SHOWN], *found["plan"], "```"),
+                "",
+            ]
     return "\n".join([*lines, ""])
 
 
@@ -519,34 +325,39 @@ def mark_over(ratio: float) -> str:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    large = Scale(
-        seed=options.seed, listings=options.listings, calls=options.calls, payments=options.payments
-    )
-    small = replace(large, listings=SMALL, calls=SMALL, payments=SMALL)
-    filled: dict[str, float] = {}
+    small = Scale(seed=options.seed, **SMALL)
+    large = Scale(seed=options.seed, **{name: getattr(options, name) for name in SMALL})
+    filled: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="scale-", dir=options.folder) as name,
         places(options.database, Path(name)) as urls,
     ):
         for url, scale in zip(urls, (small, large), strict=True):
             began = time.monotonic()
-            await fill(url, scale)
-            filled[f"{scale.calls:,} calls"] = round(time.monotonic() - began, 1)
-        print(json.dumps({"filled_in_s": filled}), flush=True)
+            before_mib = _size_mib(Path(name))
+            await fill(url, scale, lambda step: print(json.dumps({"step": step}), flush=True))
+            seconds = round(time.monotonic() - began, 1)
+            filled[f"{scale.calls:,} calls"] = {"seconds": seconds, "mib": _size_mib(Path(name)) - before_mib}
+        print(json.dumps({"filled": filled}), flush=True)
         measured = await measure(
             urls, (small, large), options.rounds, options.only, with_meaning=options.meaning
         )
     return {
         "database": options.database,
+        "small": asdict(small),
         "large": asdict(large),
         "rounds": options.rounds,
-        "filled_in_s": filled,
+        "filled": filled,
         "versions": f"Python {platform.python_version()}, SQLite {sqlite_module.sqlite_version}",
         "commit": subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
         ).stdout.strip(),
         **measured,
     }
+
+
+def _size_mib(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) // MIB
 
 
 def main() -> None:
@@ -558,9 +369,12 @@ def main() -> None:
     parser.add_argument("--listings", type=int, default=20_000)
     parser.add_argument("--calls", type=int, default=200_000)
     parser.add_argument("--payments", type=int, default=20_000, help="even")
+    parser.add_argument("--channels", type=int, default=2_000, help="at least 100")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--folder", help="where the databases are made; deleted afterwards")
-    parser.add_argument("--only", default="", help="questions with this in their name; writes no results")
+    parser.add_argument(
+        "--only", default="", help="questions and rounds with this in their name; writes no results"
+    )
     parser.add_argument("--meaning", action="store_true", help="search by meaning too, over random vectors")
     options = parser.parse_args()
     report = asyncio.run(run(options))

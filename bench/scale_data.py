@@ -1,7 +1,9 @@
 """Fills an empty, migrated database with the rows of `scale_rows`, as fast as it takes them: `executemany` into SQLite,
 `COPY` into PostgreSQL, secondary indexes and triggers taken away first and made again from their own definitions.
 
-    python bench/scale_data.py sqlite:///big.sqlite3 --seed 5 --listings 1000000 --calls 10000000 --payments 1000000
+Hours and days are closed as the gateway closes them: from the calls, by the same sums.
+
+    python bench/scale_data.py sqlite:///big.sqlite3 --listings 1000000 --calls 10000000 --payments 1000000 --channels 100000
 """
 
 import argparse
@@ -15,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from scale_rows import Scale, Spent, call_rows, listing, mix, payment_rows
+from scale_channels import CLAIM_COLUMNS, CLAIM_ROW_COLUMNS, Claims, channel_rows
+from scale_rows import END_MS, START_MS, Scale, Spent, call_rows, listing, mix, payment_rows
 from scale_standing import (
     DOCUMENT_COLUMNS,
     OWNERSHIP_COLUMNS,
@@ -25,6 +28,7 @@ from scale_standing import (
     quality_row,
 )
 
+from tollway.ledger.sales import DAY_MS, HOUR_MS, HOURS_KEPT_MS, STEP_MS, closable_until, floor_to
 from tollway.registry.search_rank import weigh_words
 from tollway.registry.search_tokens import fold
 from tollway.storage.catalog.catalog_tables import is_shown, listing_table, listing_values, terms_values
@@ -33,12 +37,14 @@ from tollway.storage.catalog.search_blocks import BLOCK_SIZE, format_bits, list_
 from tollway.storage.engine.database import connect_database, sqlite_module
 from tollway.storage.engine.migrate import upgrade
 from tollway.storage.ledger.call_terms import CallTerms, TermsReference, reference_of
-from tollway.storage.ledger.ledger_tables import call_table, payment_table
+from tollway.storage.ledger.ledger_tables import call_table, channel_table, payment_table
+from tollway.storage.ledger.sales_tables import CALL_KEY, CALL_SUMS, KEY_COLUMNS, SALES_TABLES, SUM_COLUMNS
 
 CHUNK = 5 * BLOCK_SIZE
 LISTING_COLUMNS = tuple(column.name for column in listing_table.columns)
 CALL_COLUMNS = tuple(column.name for column in call_table.columns)
 PAYMENT_COLUMNS = tuple(column.name for column in payment_table.columns)
+CHANNEL_COLUMNS = tuple(column.name for column in channel_table.columns)
 TERMS_COLUMNS = [
     "listing_seq",
     "version",
@@ -73,6 +79,11 @@ LOADED = (
     "call",
     "call_topup",
     "payment",
+    "channel",
+    "channel_claim",
+    "channel_claim_row",
+    "sales_hour",
+    "sales_day",
 )
 TOTALS = (
     "DELETE FROM call_total",
@@ -80,16 +91,21 @@ TOTALS = (
     " SELECT provider, 'provider', 0, count(*) FROM call GROUP BY provider"
     " UNION ALL SELECT payer, 'payer', 0, count(*) FROM call WHERE payer IS NOT NULL GROUP BY payer",
     "INSERT INTO account_debt (payer, payee, asset, chain_id, units)"
-    " SELECT c.payer, t.pay_to, t.asset, t.chain_id, CAST(sum(c.price_units - c.taken_units - coalesce(h.units, 0)) AS BIGINT)"
+    " SELECT c.payer, t.pay_to, t.asset, t.chain_id, CAST(sum(coalesce(c.actual_units, c.price_units) - c.taken_units"
+    " - coalesce(h.units, 0)) AS BIGINT)"
     " FROM call c JOIN call_terms t ON t.id = c.terms_id"
     " LEFT JOIN (SELECT call_id, sum(units) AS units FROM call_topup GROUP BY call_id) h ON h.call_id = c.id"
-    " WHERE c.state = 'reorged' GROUP BY c.payer, t.pay_to, t.asset, t.chain_id",
+    " WHERE c.state = 'reorged' AND c.channel_id IS NULL GROUP BY c.payer, t.pay_to, t.asset, t.chain_id",
     "UPDATE listing_total SET shown = (SELECT count(*) FROM listing WHERE is_shown),"
     " vector_changes = (SELECT max(change) FROM listing_vector)",
 )
 
 MARK = "INSERT INTO call_total (wallet, role, slot, calls) SELECT x'', 'mark', 0, max(rowid) FROM call"
 """On SQLite: up to there calls are counted."""
+
+HOURS_UNTIL_MS = closable_until(END_MS) - HOUR_MS
+"""The last hour that is due stays open, so that a round has one to close."""
+DAYS_UNTIL_MS = floor_to(DAY_MS, END_MS - HOURS_KEPT_MS)
 
 Rows = Iterable[tuple[Any, ...]]
 
@@ -179,6 +195,44 @@ class LedgerRows:
         for row in payment_rows(self._scale, self._spent):
             yield tuple(row[name] for name in PAYMENT_COLUMNS)
 
+    def channels(self) -> Iterator[dict[str, list[tuple[Any, ...]]]]:
+        """The rows of channels by table, chunk by chunk; the claims come last."""
+        claims, every = Claims(self._scale), channel_rows(self._scale, self._spent)
+        while chunk := list(islice(every, CHUNK)):
+            for one in chunk:
+                claims.add(one)
+            yield {
+                "payment": [tuple(one.payment[name] for name in PAYMENT_COLUMNS) for one in chunk],
+                "channel": [tuple(one.channel[name] for name in CHANNEL_COLUMNS) for one in chunk],
+            }
+        claims.finish()
+        yield {"channel_claim": claims.claims, "channel_claim_row": claims.rows}
+
+
+CHANNEL_TABLES: dict[str, Iterable[str]] = {
+    "payment": PAYMENT_COLUMNS,
+    "channel": CHANNEL_COLUMNS,
+    "channel_claim": CLAIM_COLUMNS,
+    "channel_claim_row": CLAIM_ROW_COLUMNS,
+}
+
+
+def write_closing() -> Iterator[str]:
+    """The statements that close the hours and days of all calls."""
+    first_ms, days_ms = floor_to(HOUR_MS, START_MS), DAYS_UNTIL_MS
+    ranges = (("day", 0, days_ms, floor_to(DAY_MS, first_ms)), ("hour", days_ms, HOURS_UNTIL_MS, days_ms))
+    for step, from_ms, until_ms, start_ms in ranges:
+        step_ms = STEP_MS[step]
+        start = f"c.created_ms / {step_ms} * {step_ms} AS start_ms"
+        yield (
+            f"INSERT INTO {SALES_TABLES[step].name} ({', '.join((*KEY_COLUMNS, *SUM_COLUMNS))})"
+            f" SELECT c.provider AS provider, {start}, t.listing_id AS listing_id, {CALL_KEY}, {CALL_SUMS}"
+            f" FROM call c JOIN call_terms t ON t.id = c.terms_id"
+            f" WHERE c.created_ms >= {from_ms} AND c.created_ms < {until_ms} GROUP BY 1, 2, 3, 4, 5, 6, 7, 8"
+        )
+        starts = [f"('{step}', {at_ms}, 1, {END_MS})" for at_ms in range(start_ms, until_ms, step_ms)]
+        yield f"INSERT INTO sales_closed (step, start_ms, version, written_ms) VALUES {', '.join(starts)}"
+
 
 def chunked(rows: Rows) -> Iterator[list[tuple[Any, ...]]]:
     every = iter(rows)
@@ -215,7 +269,13 @@ def fill_sqlite(path: Path, scale: Scale, tell: Callable[[str], None]) -> None:
     insert("call_terms", ("id", *CallTerms._fields), ledger_rows.terms())
     insert("call_topup", TOPUP_COLUMNS, ledger_rows.topups)
     insert("payment", PAYMENT_COLUMNS, ledger_rows.payments())
-    tell("calls and payments")
+    for rows in ledger_rows.channels():
+        for table in rows:
+            insert(table, CHANNEL_TABLES[table], rows[table])
+    tell("calls, payments and channels")
+    for sql in write_closing():
+        run(sql)
+    tell("closed periods")
     for _, _, sql in later:
         run(sql)
     for sql in (*TOTALS, MARK):
@@ -267,13 +327,21 @@ async def fill_postgres(url: str, scale: Scale, tell: Callable[[str], None]) -> 
     await copy("call_terms", ("id", *CallTerms._fields), ledger_rows.terms())
     await copy("call_topup", TOPUP_COLUMNS, ledger_rows.topups)
     await copy("payment", PAYMENT_COLUMNS, ledger_rows.payments())
-    tell("calls and payments")
+    for rows in ledger_rows.channels():
+        for table in rows:
+            await copy(table, CHANNEL_TABLES[table], rows[table])
+    tell("calls, payments and channels")
+    await run("ANALYZE call")  # so that the sums are not planned for a few rows
+    for sql in write_closing():
+        await run(sql)
+    tell("closed periods")
     for row in later:
         await run(row["indexdef"])
     for sql in (
         *TOTALS,
         "SELECT setval(pg_get_serial_sequence('listing', 'seq'), (SELECT max(seq) FROM listing))",
         "SELECT setval(pg_get_serial_sequence('payment', 'id'), (SELECT max(id) FROM payment))",
+        "SELECT setval(pg_get_serial_sequence('channel', 'key'), (SELECT greatest(max(key), 1) FROM channel))",
         "VACUUM ANALYZE",  # as autovacuum has done when tables are that large
     ):
         await run(sql)
@@ -300,11 +368,16 @@ def main() -> None:
     parser.add_argument("--listings", type=int, default=1_000_000)
     parser.add_argument("--calls", type=int, default=10_000_000)
     parser.add_argument("--payments", type=int, default=1_000_000, help="even")
+    parser.add_argument("--channels", type=int, default=100_000)
     options = parser.parse_args()
     if options.payments % 2:
         sys.exit("payments come in pairs: give an even number")
     scale = Scale(
-        seed=options.seed, listings=options.listings, calls=options.calls, payments=options.payments
+        seed=options.seed,
+        listings=options.listings,
+        calls=options.calls,
+        payments=options.payments,
+        channels=options.channels,
     )
     began = time.monotonic()
 

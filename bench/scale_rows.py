@@ -3,8 +3,9 @@ bulk.
 
 The distribution is skewed: one payer makes a tenth of all calls from a hundredth of all payments, one provider owns
 three of ten listings, a thousand listings get half of the other calls, and payments are spent around the time at
-which they were made. Authorisations (x402, MPP) are left out: their calls are the same for a history and for an
-audit, and need rows of five more tables. Pure: no database, no clock.
+which they were made. A fifth of the calls is on channels (`scale_channels`), an eighth of the listings is metered. Authorisations
+(x402, MPP) are left out: their calls are the same for a history and for an audit, and need rows of five more tables. Pure: no
+database, no clock.
 """
 
 import random
@@ -18,9 +19,19 @@ from tollway.ids import Address, ChainId, ListingId, format_id
 from tollway.ledger.records import CallState, PaymentState, Rail
 from tollway.money import Asset, Price
 from tollway.registry.listing import ChargeOn, Listing
+from tollway.registry.metering import (
+    Measured,
+    MeteredPart,
+    Metering,
+    QuantitySource,
+    compute_cost,
+    write_formulas,
+    write_measured,
+)
 
 START_MS = 1_750_000_000_000
 SPAN_MS = 180 * 86_400_000
+END_MS = START_MS + SPAN_MS
 WHALE = Address(b"\xee" * 20)
 WHALE_PROVIDER = Address(b"\xdd" * 20)
 BASE, OPTIMISM, TESTNET, RARE_CHAIN = ChainId(8453), ChainId(10), ChainId(84532), ChainId(42161)
@@ -31,6 +42,24 @@ FREQUENT_TAG, RARE_TAG = "data", "falconry"
 TAGS = (FREQUENT_TAG, "weather", "maps", "ai", "finance", "text", "images", "sport", "law", "health")
 FREQUENT_WORD, RARE_WORD = "forecast", "ornithopter"
 PAIR_GONE, PAIR_WHALE = 5_000, 100
+CHANNEL_SHARE, CHANNEL_WHALE = 0.2, 100
+UNFINAL_PAYMENTS, HELD_EVERY = 60, 20
+"""The newest payments, at any scale; of these one in `HELD_EVERY` is held."""
+METERED_EVERY = 8
+METERING = Metering(
+    base=Price.from_nano(10_000),
+    absent="max",
+    shows_header=False,
+    parts=(
+        MeteredPart(
+            unit="token",
+            unit_price_atto=10**12,
+            per=1,
+            source=QuantitySource(json="/usage/tokens"),
+        ),
+    ),
+)
+FORMULA = write_formulas((METERING,))
 RARE_LISTINGS = 25
 """So many carry the rare tag, word and network, at any scale."""
 WORDS = [
@@ -96,18 +125,23 @@ class Scale:
     listings: int
     calls: int
     payments: int
+    channels: int
+
+    def payment_of(self, channel: int) -> int:
+        """The number of the payment that has the balance of a channel."""
+        return self.payments + channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """The units that calls took from payments, by number: filled while the calls are made."""
+    """The units that calls took from payments, by number, those of channels included: filled while the calls are made."""
 
     taken: "array[int]"
     calls: "array[int]"
 
     @classmethod
     def none(cls, scale: Scale) -> "Spent":
-        zeros = [0] * (scale.payments + 2)
+        zeros = [0] * (scale.payments + scale.channels + 2)
         return cls(taken=array("q", zeros), calls=array("q", zeros))
 
 
@@ -181,6 +215,7 @@ def listing(scale: Scale, number: int) -> Listing:
         updated_ms=created_ms,
         revision=1,
         retired_ms=created_ms + 1000 if draw % 101 == 3 else None,
+        metering=METERING if number % METERED_EVERY == 5 else None,
     )
 
 
@@ -218,28 +253,63 @@ def account(scale: Scale, pair: int) -> PairCredit:
     return PairCredit(payer=payer, listing=sold, asset=asset, price_units=units, is_gone=is_gone)
 
 
+def channel_account(scale: Scale, key: int) -> PairCredit:
+    """The payer of a channel and the listing that it calls: of its receiver, priced in a token."""
+    draw = mix(scale.seed + 20, key)
+    payer = WHALE if key % CHANNEL_WHALE == 0 else wallet(300, draw % max(1, scale.channels // 5))
+    number = (draw >> 24) % (min(scale.listings, 1_000) if draw >> 20 & 1 else scale.listings)
+    while not (sold := _sold(scale, 1 + number % scale.listings))[1].token:
+        number += 1
+    return PairCredit(payer=payer, listing=sold[0], asset=sold[1], price_units=sold[2], is_gone=False)
+
+
 def call_rows(scale: Scale, spent: Spent) -> Iterator[tuple[dict[str, Any], tuple[Any, ...] | None]]:
     """Every call as its row, oldest first, and the row of its top-up, if it has one."""
     chance = random.Random(scale.seed)
     step_ms = max(1, SPAN_MS // scale.calls)
     for number in range(scale.calls):
         created_ms = START_MS + number * step_ms + chance.randrange(step_ms)
-        payment_id = _payment_near(scale, chance, number / scale.calls)
+        moment = number / scale.calls
+        payment_id = _payment_near(scale, chance, moment)
         draw = chance.getrandbits(32)
         is_running = number >= scale.calls - 5
         if draw % 100 == 99 and not is_running:
             yield _free_call(scale, chance, created_ms), None
+        elif scale.channels and not is_running and chance.random() < CHANNEL_SHARE:
+            yield _channel_call(scale, chance, created_ms, moment, spent, draw=draw), None
         else:
             yield _paid_call(scale, chance, payment_id, created_ms, spent, draw=draw, is_running=is_running)
+
+
+def _place_near(chance: random.Random, moment: float) -> float:
+    return min(0.999, max(0.0, moment + (chance.random() - 0.5) * 0.04))
 
 
 def _payment_near(scale: Scale, chance: random.Random, moment: float) -> int:
     """A payment made around `moment` (0 to 1); one of ten times a payment of the largest payer."""
     pairs = max(1, scale.payments // 2)
     draw = chance.random()
-    place = min(0.999, max(0.0, moment + (chance.random() - 0.5) * 0.04))
+    place = _place_near(chance, moment)
     pair = int(place * max(1, pairs // PAIR_WHALE)) * PAIR_WHALE if draw < 0.1 else int(place * pairs)
     return 2 * pair + 1 + (draw * 1000 % 1 < 0.5)
+
+
+def _channel_call(
+    scale: Scale, chance: random.Random, created_ms: int, moment: float, spent: Spent, *, draw: int
+) -> dict[str, Any]:
+    """A call on a channel used around `moment`; one of ten times on a channel of the largest payer."""
+    place, whales = _place_near(chance, moment), scale.channels // CHANNEL_WHALE
+    is_whale = whales and chance.random() < 0.1
+    key = CHANNEL_WHALE * (1 + int(place * whales)) if is_whale else 1 + int(place * scale.channels)
+    paid, payment_id = _channel_of(scale, key), scale.payment_of(key)
+    # A call of unknown outcome would have kept its channel from all later ones.
+    state, status, error = _end(max(1, draw % 1000), is_gone=False, is_running=False)
+    row = _call(scale, chance, paid.listing, created_ms, state=state, status=status, error=error)
+    row |= _payment_columns(paid, payment_id, state, chance)
+    row |= {"rail": Rail.CHANNEL.value, "channel_id": key}
+    spent.calls[payment_id] += 1
+    spent.taken[payment_id] += row["taken_units"]
+    return row
 
 
 def _paid_call(
@@ -254,29 +324,54 @@ def _paid_call(
 ) -> tuple[dict[str, Any], tuple[Any, ...] | None]:
     paid = _account_of(scale, (payment_id - 1) // 2)
     state, status, error = _end(draw, is_gone=paid.is_gone, is_running=is_running)
-    is_taking = state not in (CallState.RELEASED, CallState.REORGED)
     row = _call(scale, chance, paid.listing, created_ms, state=state, status=status, error=error)
-    taken, topup = (paid.price_units, None) if is_taking else (0, None)
-    if is_taking and draw >> 8 & 255 == 0 and payment_id % 2 and taken > 1:
-        topup = (row["id"], payment_id + 1, taken // 2)
-        spent.taken[payment_id + 1] += taken // 2
-        taken -= taken // 2
-    is_first = spent.calls[payment_id] == 0
+    row |= _payment_columns(paid, payment_id, state, chance)
+    topup = None
+    if draw >> 8 & 255 == 0 and payment_id % 2 and (half := row["taken_units"] // 2):
+        topup = (row["id"], payment_id + 1, half)
+        spent.taken[payment_id + 1] += half
+        row["taken_units"] -= half
+    row["rail"] = (Rail.CREDIT if spent.calls[payment_id] else Rail.TX).value
     spent.calls[payment_id] += 1
-    spent.taken[payment_id] += taken
-    row |= {
+    spent.taken[payment_id] += row["taken_units"]
+    return row, topup
+
+
+def _payment_columns(
+    paid: PairCredit, payment_id: int, state: CallState, chance: random.Random
+) -> dict[str, Any]:
+    """What pays a call: its maximum, and of a metered one what it costs once its response has ended."""
+    columns = {
         "payer": paid.payer,
-        "rail": (Rail.TX if is_first else Rail.CREDIT).value,
         "price_units": paid.price_units,
         "payment_id": payment_id,
-        "taken_units": taken,
+        "taken_units": 0 if state in (CallState.RELEASED, CallState.REORGED) else paid.price_units,
         "chain_id": paid.asset.chain_id,
         "asset": paid.asset.key,
         "decimals": paid.asset.decimals,
         "pay_to": paid.listing.pay_to,
         "metering": None,
     }
-    return row, topup
+    if paid.listing.metering is not None:
+        columns |= {"metering": FORMULA, "quantities": ""}
+        if state in (CallState.CONSUMED, CallState.REORGED):
+            tokens = 50 * chance.randrange(1, 200)
+            units = _cost_units(tokens, paid.price_units, paid.asset.decimals)
+            taken = units if state is CallState.CONSUMED else 0
+            measured = write_measured(Measured(((tokens,),)))
+            columns |= {"quantities": measured, "actual_units": units, "taken_units": taken}
+    return columns
+
+
+@lru_cache(maxsize=200_000)
+def _cost_units(tokens: int, max_units: int, decimals: int) -> int:
+    measured = Measured(((tokens,),))
+    return compute_cost((METERING,), measured, max_units=max_units, decimals=decimals).units
+
+
+@lru_cache(maxsize=50_000)
+def _channel_of(scale: Scale, key: int) -> PairCredit:
+    return channel_account(scale, key)
 
 
 @lru_cache(maxsize=50_000)
@@ -346,6 +441,9 @@ def _call(
         "decimals": 0,
         "pay_to": None,
         "metering": None,
+        "quantities": None,
+        "actual_units": None,
+        "channel_id": None,
         "nonce": None,
         "idempotency_key": None,
         "request_id": f"{bits:020x}",
@@ -378,6 +476,8 @@ def payment_rows(scale: Scale, spent: Spent) -> Iterator[dict[str, Any]]:
         block_time = (START_MS + int(moment * SPAN_MS)) // 1000
         remaining_units = draw % 100_000 if draw >> 20 & 1 else 0
         value_units = max(1, spent.taken[payment_id] + remaining_units)
+        is_unfinal = payment_id > scale.payments - UNFINAL_PAYMENTS and not paid.is_gone
+        state = PaymentState.UNFINAL if is_unfinal else PaymentState.FINAL
         yield {
             "id": payment_id,
             "chain_id": paid.asset.chain_id,
@@ -388,12 +488,12 @@ def payment_rows(scale: Scale, spent: Spent) -> Iterator[dict[str, Any]]:
             "value_units": value_units,
             "taken_units": spent.taken[payment_id],
             "calls": spent.calls[payment_id],
-            "state": (PaymentState.GONE if paid.is_gone else PaymentState.FINAL).value,
+            "state": (PaymentState.GONE if paid.is_gone else state).value,
             "block_number": 1_000_000 + block_time % 10_000_000,
             "block_hash": mix(scale.seed + 5, block_time).to_bytes(32, "big"),
             "block_time": block_time,
             "is_plain_ended": False,
-            "is_held": False,
+            "is_held": is_unfinal and payment_id % HELD_EVERY == 0,
             "is_escrow": False,
             "is_refund": False,
             "is_authorized": False,

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import platform
+import random
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -384,14 +385,56 @@ async def test_the_rows_that_the_scale_bench_writes_fit_the_tables_and_their_sum
     from scale_rows import Scale
 
     url = f"sqlite:///{tmp_path}/scale.sqlite3"
-    await fill(url, Scale(seed=5, listings=200, calls=2_000, payments=200))
+    await fill(url, Scale(seed=5, listings=200, calls=2_000, payments=200, channels=20))
     database = connect_database(url)
     await database.open()
     try:
         report = await database.read(audit)
     finally:
         await database.close()
-    assert (report.calls, report.payments, report.wrong) == (2_000, 200, ())
+    assert (report.calls, report.payments, report.wrong) == (2_000, 220, ())
+    assert (report.wrong_periods, report.marked_periods) == ((), 0)
+    assert report.closed_periods > 24 * 90
+    assert len(report.held_payments) == 3
+
+
+async def test_every_question_of_the_scale_bench_is_answered_and_every_round_runs(tmp_path: Path) -> None:
+    from scale import ask
+    from scale_data import fill
+    from scale_plans import find_slowest, recorded
+    from scale_questions import QUESTIONS, Side
+    from scale_rounds import ROUNDS, time_round
+    from scale_routes import routes_over
+    from scale_rows import Scale
+
+    url, scale = (
+        f"sqlite:///{tmp_path}/scale.sqlite3",
+        Scale(seed=5, listings=1_000, calls=2_000, payments=1_000, channels=100),
+    )
+    await fill(url, scale)
+    database = connect_database(url)
+    await database.open()
+    try:
+        side = Side(
+            scale=scale,
+            is_small=True,
+            database=database,
+            routes=routes_over(database, None),
+            chance=random.Random(5),
+        )
+        for question in QUESTIONS:
+            assert (await ask(side, question)).ms > 0, question.name
+        for one in ROUNDS:
+            told = await time_round(one, side)
+            assert told["rows"] > 0, one.name
+        async with recorded() as statements:
+            await ask(side, QUESTIONS[0])
+        slowest = await find_slowest(database, statements)
+    finally:
+        await database.close()
+    assert slowest is not None
+    assert "FROM listing" in slowest["statement"]
+    assert any("listing" in line for line in slowest["plan"])
 
 
 @pytest.mark.parametrize(
