@@ -224,7 +224,7 @@ bench-pages: install    ## page views beside paid calls, and how soon a page is 
 screenshots: install    ## the pictures of docs/images made anew, from a gateway and a browser, four minutes (options: ARGS=FOLDER)
 	$(BIN)/python -m tests.system.browser.screenshots $(ARGS)
 
-scale: install   ## the same pages over a thousand rows and over many (options: ARGS="--database postgresql --calls 10000000")
+scale: install   ## the same requests and rounds over few rows and over many (options: ARGS="--database postgresql --calls 10000000")
 	@exec $(BIN)/python bench/scale.py $(ARGS)
 
 # The lock of the tests holds every role; the others take its pins as constraints, so that equal packages have equal pins.
