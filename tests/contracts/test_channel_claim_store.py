@@ -33,7 +33,7 @@ from tests.kit.ledger_records import (
 from tests.kit.metered_gateway import TOTAL_TOKENS, make_metering
 from tests.kit.storage_faults import FaultyLedger, once
 from tollway.errors import StorageUnavailable
-from tollway.ids import CallId, ChainId, ListingId
+from tollway.ids import CallId, ChainId, ChannelId, ListingId
 from tollway.ledger.channels import (
     Channel,
     ChannelActivity,
@@ -419,6 +419,11 @@ async def test_a_channel_is_watched_while_it_has_money_or_owes_some(ledger: Any)
     assert await ledger.list_watched(CHAIN, after_key=0, limit=1) == (full,)
     assert await ledger.list_watched(CHAIN, after_key=full.key, limit=9) == (other,)
     assert await ledger.list_watched(ChainId(1), after_key=0, limit=9) == ()
+    every = [one.id for one in (other, claimed, empty, full)]
+    assert await ledger.find_watched(CHAIN, every) == (full, other)
+    assert await ledger.find_watched(CHAIN, [other.id, ChannelId(b"\x99" * 32)]) == (other,)
+    assert await ledger.find_watched(ChainId(1), every) == ()
+    assert await ledger.find_watched(CHAIN, []) == ()
     assert {empty.key, claimed.key}.isdisjoint({full.key, other.key})
 
 

@@ -1,5 +1,6 @@
 """The watch of channels: which channels a round reads, and when a network counts as looked at."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from tollway.ledger.channels import Channel, ChannelFacts, ChannelState, Receive
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.channel_networks import ChannelNetworks
 from tollway.payments.channel_terms import ChannelRules
-from tollway.payments.channel_watch import ChannelWatch
+from tollway.payments.channel_watch import PAGE, ChannelWatch
 from tollway.payments.reorg_watcher import REORG_BLOCKS_MAX
 
 CHAIN = USDC.chain_id
@@ -44,18 +45,28 @@ class SilentChain(MemoryChain):
 
 @dataclass
 class ChannelRows:
-    """The channels of a ledger, all with money. `looks`: the times of the rounds."""
+    """The channels of a ledger, all with money. `looks`: the times of the rounds; `lists`: how often all channels were listed; `sought`: how many were
+    looked up at once."""
 
     channels: dict[int, Channel] = field(default_factory=dict)
     looks: list[int] = field(default_factory=list)
+    lists: int = 0
+    sought: list[int] = field(default_factory=list)
 
     def add(self, payer: ChannelPayer) -> None:
         key = len(self.channels) + 1
         self.channels[key] = sample_channel(payer, key, NO_FACTS)
 
     async def list_watched(self, chain_id: ChainId, *, after_key: int, limit: int) -> tuple[Channel, ...]:
+        self.lists += not after_key
         found = [one for key, one in sorted(self.channels.items()) if key > after_key]
         return tuple(found[:limit])
+
+    async def find_watched(
+        self, chain_id: ChainId, channel_ids: Collection[ChannelId]
+    ) -> tuple[Channel, ...]:
+        self.sought.append(len(channel_ids))
+        return tuple(one for _, one in sorted(self.channels.items()) if one.id in channel_ids)
 
     async def renew_channel(self, key: int, facts: ChannelFacts, *, now_ms: int) -> Channel:
         state = ChannelState.WITHDRAWING if facts.withdrawal_since_s else ChannelState.OPEN
@@ -143,6 +154,16 @@ async def test_the_first_round_reads_every_channel_and_the_next_ones_read_what_c
     facts = harness.facts(PAYERS[1])
     assert (facts.withdrawal_amount, facts.withdrawal_since_s > 0) == (400, True)
     assert harness.rows.channels[2].state is ChannelState.WITHDRAWING
+
+
+async def test_a_round_between_two_whole_looks_reads_the_named_channels_alone(harness: Harness) -> None:
+    await harness.look()
+    harness.withdraw(PAYERS[1], 400)
+    for n in range(PAGE):
+        harness.deposit(ChannelPayer(salt=(1_000 + n).to_bytes(32, "big"), valid_before=2**40), 1)
+    assert await harness.look() == 1
+    assert harness.rows.lists == 1
+    assert harness.rows.sought == [PAGE, 1]
 
 
 async def test_a_young_event_is_read_until_it_cannot_be_replaced(harness: Harness) -> None:

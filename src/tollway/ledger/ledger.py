@@ -15,7 +15,7 @@ so this creates no debt. A nonce of a gas key is taken in the transaction that s
 limited in size and time and encrypted at rest; losing one costs a repeat, never money.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -685,6 +685,12 @@ class ChannelClaimLedger(Protocol):
 
     async def list_watched(self, chain_id: ChainId, *, after_key: int, limit: int) -> tuple[Channel, ...]:
         """The channels that hold money on their chain, or owe some there, by key."""
+        ...
+
+    async def find_watched(
+        self, chain_id: ChainId, channel_ids: Collection[ChannelId]
+    ) -> tuple[Channel, ...]:
+        """Those of these channels that `list_watched` lists, by key. Reads no other channel."""
         ...
 
     async def note_look(self, chain_id: ChainId, *, now_ms: int) -> None:

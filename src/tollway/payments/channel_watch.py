@@ -71,7 +71,7 @@ class ChannelWatch:
             whole_ms = now_ms
         else:
             # A reorganisation takes events back, so the channels of the last round are read once more.
-            await self._renew_all(chain_id, only=named | last.named)
+            await self._renew_named(chain_id, only=named | last.named)
             whole_ms = last.whole_ms
         self._looks[chain_id] = _Look(head=head, whole_ms=whole_ms, named=named or frozenset())
 
@@ -93,15 +93,19 @@ class ChannelWatch:
         except ChainUnavailable:
             return None
 
-    async def _renew_all(self, chain_id: ChainId, *, only: frozenset[ChannelId] | None = None) -> None:
-        if only is not None and not only:
-            return
+    async def _renew_all(self, chain_id: ChainId) -> None:
         after_key = 0
         while page := await self._ledger.list_watched(chain_id, after_key=after_key, limit=PAGE):
             for channel in page:
-                if only is None or channel.id in only:
-                    await self._renew(channel)
+                await self._renew(channel)
             after_key = page[-1].key
+
+    async def _renew_named(self, chain_id: ChainId, *, only: frozenset[ChannelId]) -> None:
+        """Reads no other channel: rounds are seconds apart. Events name channels of other gateways too."""
+        named = sorted(only)
+        for start in range(0, len(named), PAGE):
+            for channel in await self._ledger.find_watched(chain_id, named[start : start + PAGE]):
+                await self._renew(channel)
 
     async def _renew(self, channel: Channel) -> None:
         assets = self._rules[channel.chain_id].assets

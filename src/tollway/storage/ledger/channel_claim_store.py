@@ -1,16 +1,17 @@
 """The claims of channels in SQL: the port `ChannelClaimLedger`. A claim and its transaction are one durable commit, which takes the nonce of the gas key and
 publishes the vouchers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, insert, or_, select, update
 
-from tollway.ids import Address, CallId, ChainId
+from tollway.ids import Address, CallId, ChainId, ChannelId
 from tollway.ledger.channels import (
     Channel,
     ChannelActivity,
+    ChannelName,
     ChannelState,
     ClaimableChannel,
     OpenClaim,
@@ -26,7 +27,7 @@ from tollway.ledger.records import SettlementAttempt
 from tollway.money import LEDGER_DECIMALS_MAX
 from tollway.storage.engine.database import write_retried
 from tollway.storage.engine.statements import insert_for
-from tollway.storage.ledger.channel_rows import read_channels, sum_unclaimed
+from tollway.storage.ledger.channel_rows import find_channels, read_channels, sum_unclaimed
 from tollway.storage.ledger.channel_store import ChannelStore
 from tollway.storage.ledger.gas_store import (
     is_attempt_stored,
@@ -80,6 +81,16 @@ class ChannelClaimStore(ChannelStore):
         return await self._database.read(
             partial(_list_watched, chain_id=chain_id, after_key=after_key, limit=limit)
         )
+
+    async def find_watched(
+        self, chain_id: ChainId, channel_ids: Collection[ChannelId]
+    ) -> tuple[Channel, ...]:
+        names = [ChannelName(chain_id, one) for one in channel_ids]
+        found = await self._database.read(partial(find_channels, names=names))
+        watched = [
+            one for one in found.values() if max(one.facts.balance, one.taken_units) > one.facts.total_claimed
+        ]
+        return tuple(sorted(watched, key=lambda one: one.key))
 
     async def note_look(self, chain_id: ChainId, *, now_ms: int) -> None:
         def work(connection: Connection) -> None:
