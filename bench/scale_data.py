@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from tollway.storage.catalog.catalog_words import list_spelled_words, spelling_r
 from tollway.storage.catalog.search_blocks import BLOCK_SIZE, format_bits, list_features, rate_feature
 from tollway.storage.engine.database import connect_database, sqlite_module
 from tollway.storage.engine.migrate import upgrade
-from tollway.storage.ledger.call_terms import CallTerms, TermsReference, reference_of
+from tollway.storage.ledger.call_terms import CallTerms, reference_of
 from tollway.storage.ledger.ledger_tables import call_table, channel_table, payment_table
 from tollway.storage.ledger.sales_tables import CALL_KEY, CALL_SUMS, KEY_COLUMNS, SALES_TABLES, SUM_COLUMNS
 
@@ -109,6 +110,9 @@ DAYS_UNTIL_MS = floor_to(DAY_MS, END_MS - HOURS_KEPT_MS)
 
 Rows = Iterable[tuple[Any, ...]]
 
+_TERMS_OF, _COLUMNS_OF = itemgetter(*CallTerms._fields), itemgetter(*CALL_COLUMNS)
+_NO_VALUES: dict[str, Any] = dict.fromkeys(CALL_COLUMNS)
+
 
 class ListingRows:
     """The rows of every table about listings, chunk by chunk."""
@@ -173,7 +177,7 @@ class LedgerRows:
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
-        self._terms: dict[CallTerms, TermsReference] = {}
+        self._terms: dict[CallTerms, dict[str, int]] = {}
         self._spent = Spent.none(scale)
         self.topups: list[tuple[Any, ...]] = []
 
@@ -181,15 +185,15 @@ class LedgerRows:
         for row, topup in call_rows(self._scale, self._spent):
             if topup is not None:
                 self.topups.append(topup)
-            terms = CallTerms(**{name: row[name] for name in CallTerms._fields})
-            if terms not in self._terms:
-                self._terms[terms] = reference_of(terms)
-            whole = row | self._terms[terms]._asdict()
-            yield tuple(whole.get(name) for name in CALL_COLUMNS)
+            terms = CallTerms(*_TERMS_OF(row))
+            reference = self._terms.get(terms)
+            if reference is None:
+                reference = self._terms[terms] = reference_of(terms)._asdict()
+            yield _COLUMNS_OF(_NO_VALUES | row | reference)
 
     def terms(self) -> Iterator[tuple[Any, ...]]:
-        for terms, (terms_id, _) in self._terms.items():
-            yield terms_id, *terms
+        for terms, reference in self._terms.items():
+            yield reference["terms_id"], *terms
 
     def payments(self) -> Iterator[tuple[Any, ...]]:
         for row in payment_rows(self._scale, self._spent):
