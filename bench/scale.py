@@ -33,12 +33,13 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
 from scale_data import fill
 from scale_plans import find_slowest, recorded
 from scale_questions import QUESTIONS, Question, Side
-from scale_rounds import ROUNDS, explain_round, time_round
+from scale_rounds import ROUNDS, UnsoundLedger, explain_round, time_round
 from scale_routes import routes_over
 from scale_rows import Scale
 from sqlalchemy import make_url
 
 from tests.kit.admin_pages import HOST
+from tollway.errors import StorageUnavailable
 from tollway.limits import MIB
 from tollway.storage.catalog.meaning_search import MeaningSearch
 from tollway.storage.engine.database import Database, connect_database, sqlite_module
@@ -73,6 +74,10 @@ class Answered:
     @property
     def total(self) -> Any:
         return json.loads(self.body).get("total") if self.body.startswith(b"{") else None
+
+
+class Unanswered(Exception):
+    """A response other than 200, or one that broke off: at its size the request takes longer than a deadline allows."""
 
 
 async def ask(side: Side, question: Question) -> Answered:
@@ -120,7 +125,7 @@ async def ask(side: Side, question: Question) -> Answered:
     ended.set()
     body = b"".join(message.get("body", b"") for message in sent[1:])
     if sent[0]["status"] != 200 or sent[-1].get("more_body"):
-        raise SystemExit(f"{path}: {sent[0]['status']} {body[:500]!r}")
+        raise Unanswered(f"{path}: {sent[0]['status']} {body[:500]!r}")
     return Answered(
         first_ms=((first_s or ended_s) - began_s) * 1000, ms=(ended_s - began_s) * 1000, body=body
     )
@@ -170,7 +175,7 @@ def _quantile(times: list[float], percent: int) -> float:
 
 
 def is_over(answer: dict[str, Any]) -> bool:
-    return bool(max(answer["ratio_p50"], answer["ratio_p99"]) > GOAL)
+    return "failed" in answer or bool(max(answer["ratio_p50"], answer["ratio_p99"]) > GOAL)
 
 
 async def answer_all(sides: tuple[Side, Side], rounds: int, only: str) -> list[dict[str, Any]]:
@@ -179,10 +184,14 @@ async def answer_all(sides: tuple[Side, Side], rounds: int, only: str) -> list[d
     for question in QUESTIONS:
         if only not in question.name:
             continue
-        found = await compare(question, sides, rounds)
+        try:
+            found = await compare(question, sides, rounds)
+        except Unanswered as exc:  # the other questions still count
+            found = [{"question": question.name, "failed": str(exc)}]
         if any(map(is_over, found)):
             async with recorded() as statements:
-                await ask(sides[1], question)
+                with contextlib.suppress(Unanswered):
+                    await ask(sides[1], question)
             found[0]["slowest"] = await find_slowest(sides[1].database, statements)
         answers += found
         for answer in found:
@@ -196,7 +205,12 @@ async def time_rounds(sides: tuple[Side, Side], only: str) -> list[dict[str, Any
         is_possible = one.name != BACKUP or sides[0].database.dialect == "sqlite"
         if only not in one.name or not is_possible:
             continue
-        small, large = [await time_round(one, side) for side in sides]
+        try:
+            small, large = [await time_round(one, side) for side in sides]
+        except (StorageUnavailable, UnsoundLedger) as exc:
+            told.append({"round": one.name, "failed": repr(exc)})
+            print(json.dumps(told[-1]), flush=True)
+            continue
         ratio = round(large["seconds"] / small["seconds"], 2)
         told.append({"round": one.name, "of": one.rows, "small": small, "large": large, "ratio": ratio})
         print(json.dumps(told[-1]), flush=True)
@@ -290,18 +304,24 @@ def to_markdown(report: dict[str, Any]) -> str:
         f"{large} against {small}; {report['rounds']} requests of most kinds at each size by turns, in process. {report['versions']}, commit"
         f" {report['commit']}. Filled: {filled}. Goal: p50 and p99 at most {GOAL:g} × the small ones.",
         "",
-        "| | small p50, p99 (ms) | large p50, p99 (ms) | least × | p50 × | p99 × |",
-        "|---|---|---|---|---|---|",
+        "| | rows | small p50, p99 (ms) | large p50, p99 (ms) | least × | p50 × | p99 × |",
+        "|---|---|---|---|---|---|---|",
     ]
     for one in report["answers"]:
+        if "failed" in one:
+            lines.append(f"| {one['question']} | **{one['failed'][:120]}** |")
+            continue
         small_ms, large_ms = one["small_ms"], one["large_ms"]
         ratios = " | ".join(mark_over(one[name]) for name in ("ratio_least", "ratio_p50", "ratio_p99"))
         lines.append(
-            f"| {one['question']} | {small_ms['p50']:.2f}, {small_ms['p99']:.2f} | {large_ms['p50']:.2f},"
+            f"| {one['question']} | {one['rows'][0]:,}, {one['rows'][1]:,} | {small_ms['p50']:.2f}, {small_ms['p99']:.2f} | {large_ms['p50']:.2f},"
             f" {large_ms['p99']:.2f} | {ratios} |"
         )
     lines += ["", "| round | small: seconds, of | large: seconds, of | × |", "|---|---|---|---|"]
     for one in report["rounds_of_ledger"]:
+        if "failed" in one:
+            lines.append(f"| {one['round']} | **{one['failed'][:120]}** |")
+            continue
         cells = (
             f"{one[size]['seconds']:g}, {one[size]['rows']:,} {one['of']}" for size in ("small", "large")
         )
@@ -357,7 +377,11 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _size_mib(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) // MIB
+    found = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a server deletes files meanwhile
+            found += path.stat().st_size if path.is_file() else 0
+    return found // MIB
 
 
 def main() -> None:

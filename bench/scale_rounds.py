@@ -49,6 +49,10 @@ class Round:
     is_explained: bool = True
 
 
+class UnsoundLedger(Exception):
+    """The filled rows are wrong: no figure of them counts."""
+
+
 async def time_round(one: Round, side: Side) -> dict[str, Any]:
     times = []
     for _ in range(3 if one.is_repeated else 1):
@@ -170,7 +174,7 @@ async def _read_figures(side: Side) -> int:
 async def _audit(side: Side) -> int:
     report = await side.database.read(audit, is_long=True)
     if not report.is_right:
-        raise SystemExit(f"the audit finds {(*report.wrong, *report.wrong_periods)[:3]}")
+        raise UnsoundLedger(f"the audit finds {(*report.wrong, *report.wrong_periods)[:3]}")
     return report.calls
 
 
