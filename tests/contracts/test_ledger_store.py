@@ -39,6 +39,7 @@ from tollway.ledger.ledger import (
     Unspendable,
 )
 from tollway.ledger.records import TAKING, CallState, Delivery, OpenCall, PaymentState, Rail
+from tollway.ledger.refunds import CallsRefunded
 from tollway.limits import Limits
 from tollway.storage.ledger.ledger_tables import call_table, call_terms_table
 
@@ -322,6 +323,21 @@ async def test_unfinal_value_is_limited_per_payer(ledgers: Any) -> None:
     for block in await ledger.unfinal_blocks(first.chain_id, after=None, limit=9):
         await ledger.finish_block(block, is_checked_only=False, now_ms=NOW_MS)
     assert isinstance(await ledger.claim(claim_on(first, 3)), Claimed)
+
+
+async def test_a_provider_that_gives_money_back_has_spent_nothing(ledgers: Any) -> None:
+    """Its wallet may buy too: an unfinal transfer of a refund takes nothing of what it may spend before its payments are final."""
+    ledger = await ledgers.gateway("one", unfinal_max_nano={"USDC": 5_000})
+    sold = claim_on(await pay(ledger, 5, "sold"), 5)
+    assert isinstance(await ledger.claim(sold), Claimed)
+    await ledger.close(close_of(sold))
+    transfer = new_payment(5, "back", payer=sold.pay_to, payee=sold.payer, is_final=False)
+    based_on = await ledger.find_transaction(transfer.tx_hash)
+    refunded = await ledger.record_refund(transfer, [sold.call_id], based_on=based_on, now_ms=NOW_MS)
+    assert refunded == CallsRefunded(units=(5,))
+    own = await pay(ledger, 5, "own", payer=sold.pay_to, payee=Address(b"\x02" * 20), is_final=False)
+    assert isinstance(await ledger.claim(claim_on(own, 5)), Claimed)
+    await assert_balanced(ledger)
 
 
 async def test_unfinal_value_of_any_size_is_summed_exactly(ledgers: Any) -> None:

@@ -228,10 +228,10 @@ def debts_from(owed: Mapping[CreditAccount, int]) -> tuple[Debt, ...]:
 
 
 def sum_unfinal(payments: Iterable[Payment]) -> dict[PayerAccount, int]:
-    """What is taken from the unfinal ones, by wallet, in ledger units."""
+    """What is taken from the unfinal ones, by wallet, in ledger units. The transfer of a refund buys nothing."""
     found: dict[PayerAccount, int] = {}
     for payment in payments:
-        if payment.state is PaymentState.UNFINAL:
+        if payment.state is PaymentState.UNFINAL and not payment.is_refund:
             wallet = PayerAccount(payment.chain_id, payment.asset, payment.payer)
             found[wallet] = found.get(wallet, 0) + payment.taken_units
     return found

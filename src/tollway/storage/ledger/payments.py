@@ -201,7 +201,7 @@ def sum_unfinal_of(connection: Connection, payers: Collection[Address]) -> dict[
 
 
 def unfinal_query() -> Select[Any]:
-    """The sums in two halves of 32 bits: a sum of amounts may exceed the range of SQLite's sum()."""
+    """The sums in two halves of 32 bits: a sum of amounts may exceed the range of SQLite's sum(). The transfer of a refund buys nothing."""
     columns = payment_table.c
     wallet = (columns.payer, columns.chain_id, columns.asset)
     halves = (
@@ -210,7 +210,8 @@ def unfinal_query() -> Select[Any]:
     )
     # Literal, for the index.
     is_unfinal = columns.state == literal_column("'unfinal'")
-    return select(*wallet, *halves).where(Within(columns.payer, "payers"), is_unfinal).group_by(*wallet)
+    is_spending = (is_unfinal, ~columns.is_refund)
+    return select(*wallet, *halves).where(Within(columns.payer, "payers"), *is_spending).group_by(*wallet)
 
 
 _UNFINAL = Prepared(unfinal_query())
