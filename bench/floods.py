@@ -320,6 +320,11 @@ def write_markdown(found: Mapping[str, Any]) -> str:
             f"{calls['p99Ratio']} | {calls['quietCpup99Ms']}, {calls['besideCpup99Ms']} | {count_refused(calls)} | {memory} |"
             for kind, calls in one["calls"].items()
         ]
+    kinds = list(found["kinds"][0]["calls"])
+    lines += ["", f"| × p50, × p99 | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
+    for one in found["kinds"]:
+        ratios = [f"{one['calls'][kind]['p50Ratio']}, {one['calls'][kind]['p99Ratio']}" for kind in kinds]
+        lines.append(f"| {one['kind']} | {' | '.join(ratios)} |")
     return "\n".join([*lines, ""])
 
 
