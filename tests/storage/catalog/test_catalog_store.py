@@ -1,5 +1,6 @@
 """The catalog in SQL beyond its contract: encrypted secrets, few reads for paid calls, totals without counts, query plans."""
 
+import gc
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ from tests.kit.query_plans import read_plans
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId
 from tollway.money import Price
-from tollway.registry.catalog import ListingQuery, Revised
+from tollway.registry.catalog import ListingQuery, NetworkCurrency, Revised
 from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog.catalog_search import find_page
 from tollway.storage.catalog.catalog_store import CatalogStore
@@ -224,6 +225,34 @@ async def test_no_search_scans_or_sorts_the_catalog(harness: Harness, query: Lis
     scans = [step for step in plan if step.startswith("SCAN") and not step.startswith(HARMLESS)]
     assert not scans, plan
     assert not [step for step in plan if "TEMP B-TREE" in step], plan
+
+
+ON_SALE = (NetworkCurrency(chain_id=ChainId(1), currency="USDC"),)
+
+
+@pytest.mark.parametrize(
+    ("query", "cycles_max"),
+    [
+        (ListingQuery(), 120),
+        (ListingQuery(network_currencies=ON_SALE), 350),
+        (ListingQuery(words="weather", network_currencies=ON_SALE), 350),
+    ],
+    ids=str,
+)
+async def test_a_search_leaves_few_objects_that_only_the_collector_frees(
+    harness: Harness, query: ListingQuery, cycles_max: int
+) -> None:
+    """While it frees them, nothing else runs. One alias of the table of listings more is 400 of them."""
+    await harness.store.publish(LISTING)
+    find = partial(find_page, query=query)
+    await harness.database.read(find)  # its statements are compiled
+    gc.collect()
+    gc.disable()
+    try:
+        await harness.database.read(find)
+        assert gc.collect() <= cycles_max
+    finally:
+        gc.enable()
 
 
 async def test_a_retired_secret_can_be_removed(harness: Harness) -> None:

@@ -134,10 +134,14 @@ def order_columns(query: ListingQuery, source: FromClause) -> tuple[ColumnElemen
     return columns.price_nano, columns.seq
 
 
+# One for a process: an alias has every column of its table, and it and its columns refer to each other, which only the collector frees.
+_SOLD, _SOLD_ON = listing_table.alias("sold"), network_table.alias("sold_on")
+
+
 def sold_in(network_currencies: Sequence[NetworkCurrency], seq: ColumnElement[int]) -> ColumnElement[bool]:
     """A condition: the listing is active, not free, and sold in one of these currencies on one of its networks. One condition for each currency,
     each a search in the narrow table of networks."""
-    sold, network = listing_table.alias("sold"), network_table.alias("sold_on")
+    sold, network = _SOLD, _SOLD_ON
     chains: dict[str, list[int]] = {}
     for network_currency in network_currencies:
         chains.setdefault(network_currency.currency, []).append(network_currency.chain_id)

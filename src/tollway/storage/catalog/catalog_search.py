@@ -224,14 +224,16 @@ def _scored(hits: Hits, last_scored: tuple[int, int] | None) -> Select[Any]:
     return found.order_by(desc(quality.score), desc(quality.listing_seq))
 
 
+_GRADED = quality_table.alias("graded")
+
+
 def _unscored(hits: Hits, last_scored: tuple[int, int] | None) -> Select[Any]:
-    graded = quality_table.alias("graded")
-    with_score: Select[Any] = select(literal_column("1")).select_from(graded)
-    with_score = with_score.where(*_has_place(graded.c, last_scored))
+    with_score: Select[Any] = select(literal_column("1")).select_from(_GRADED)
+    with_score = with_score.where(*_has_place(_GRADED.c, last_scored))
     return select_newest(
         hits,
         lambda seq: and_(
-            with_score.where(graded.c.listing_seq == seq).limit(1).scalar_subquery().is_(None),
+            with_score.where(_GRADED.c.listing_seq == seq).limit(1).scalar_subquery().is_(None),
             not_(is_owned_by_another(seq)),
         ),
     )
