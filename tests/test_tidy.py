@@ -112,6 +112,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "client/test_client.py": ("client/control.py", "client/errors.py"),
     "client/test_records.py": ("client/record_reader.py",),
     "cli/test_refund.py": ("client/refund_transfer.py",),
+    "client/test_owner_budget.py": ("client/owner_policy.py",),
     "client/test_flow.py": (
         "client/call_io.py",
         "client/transfer.py",
