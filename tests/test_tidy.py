@@ -134,11 +134,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/ledger/channel_rows.py",
         "storage/ledger/locked_channels.py",
     ),
-    "contracts/test_closed_periods.py": (
-        "ledger/sales.py",
-        "storage/ledger/period_books.py",
-        "storage/ledger/sales_tables.py",
-    ),
+    "contracts/test_closed_periods.py": ("ledger/sales.py", "storage/ledger/sales_tables.py"),
     "contracts/test_creations.py": ("storage/catalog/creation_store.py",),
     "contracts/test_ledger_batch.py": (
         "storage/engine/advisory_locks.py",

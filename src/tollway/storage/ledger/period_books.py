@@ -1,7 +1,7 @@
 """The reads of `/sales` and `/spending` in SQL: closed periods from their rows, everything else from the calls, newest first.
 
-A question reads a bounded number of calls along the index of its wallet, and says from which period on its sums are whole. All of one
-question is read in one snapshot, so an hour that is closed meanwhile counts once.
+A question reads a bounded number of calls along the index of its wallet, and no closed periods far beyond those of its answer. It says from
+which period on its sums are whole. All of one question is read in one snapshot, so an hour that is closed meanwhile counts once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -166,21 +166,31 @@ def _add_refunds(
 def _add_closed(
     connection: Connection, sums: "_SumCollector", step: Step, query: SalesQuery, *, until_ms: int
 ) -> None:
-    rows_max = _STATES * (sums.rows_max + 1)
-    totals = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in SUM_COLUMNS)
+    """Adds the stored sums, newest periods first: some whole periods with about `sum_rows_max` rows at once, until older ones are not in the answer."""
+    name, rows_max = SALES_TABLES[step].name, _STATES * (sums.rows_max + 1)
+    within = "provider = :wallet AND start_ms >= :from_ms AND start_ms < :until_ms"
+    newest_first = f"SELECT start_ms FROM {name} WHERE {within} ORDER BY start_ms DESC"  # noqa: S608 - texts of ours
+    beyond = f"{newest_first} LIMIT 1 OFFSET {sums.rows_max}"
+    totals = ", ".join(f"CAST(sum({column}) AS BIGINT) AS {column}" for column in SUM_COLUMNS)
     of_listing = "" if query.listing_id is None else " AND listing_id = :listing_id"
     stored = f"""SELECT start_ms / {sums.step_ms} * {sums.step_ms} AS start_ms, listing_id AS part, chain_id, asset,
       currency, decimals, state, {totals}
-    FROM {SALES_TABLES[step].name} WHERE provider = :wallet AND start_ms >= :from_ms AND start_ms < :until_ms{of_listing}
+    FROM {name} WHERE {within}{of_listing}
     GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY 1 DESC LIMIT {rows_max}"""  # noqa: S608 - texts of ours
-    values = {"wallet": bytes(query.wallet), "from_ms": query.from_ms, "until_ms": until_ms}
+    values: dict[str, Any] = {"wallet": bytes(query.wallet)}
     if query.listing_id is not None:
         values["listing_id"] = query.listing_id
-    rows = connection.execute(text(stored), values).all()
-    for row in rows:
-        sums.add(row)
-    if len(rows) == rows_max:
-        sums.cut_before(rows[-1].start_ms + sums.step_ms)
+    while until_ms > query.from_ms and not sums.is_full_before(until_ms):
+        values |= {"from_ms": query.from_ms, "until_ms": until_ms}
+        # One listing has few rows, and no index of its own: they are read at once.
+        if query.listing_id is None and (last_ms := connection.scalar(text(beyond), values)) is not None:
+            values["from_ms"] = floor_to(sums.step_ms, last_ms)
+        rows = connection.execute(text(stored), values).all()
+        for row in rows:
+            sums.add(row)
+        if len(rows) == rows_max:
+            sums.cut_before(rows[-1].start_ms + sums.step_ms)
+        until_ms = values["from_ms"]
 
 
 def _find_first_mark(connection: Connection, query: SumQuery, *, until_ms: int) -> int | None:
@@ -226,6 +236,13 @@ class _SumCollector:
 
     def cut_before(self, start_ms: int) -> None:
         self.complete_from_ms = max(start_ms, self.complete_from_ms or 0)
+
+    def is_full_before(self, end_ms: int) -> bool:
+        """Whether no period before `end_ms` has a row in the answer, or is the first one that is left out."""
+        if len(self._groups) <= self.rows_max:
+            return False
+        starts = sorted((start_ms for start_ms, _, _ in self._groups), reverse=True)
+        return starts[self.rows_max] >= end_ms
 
     def finish(self, connection: Connection, *, is_of_listings: bool, as_of_ms: int | None) -> PeriodSums:
         """Newest period first. Beyond the maximum of rows, whole periods are left out at the old end."""
