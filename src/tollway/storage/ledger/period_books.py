@@ -184,7 +184,7 @@ def _add_closed(
         values |= {"from_ms": query.from_ms, "until_ms": until_ms}
         # One listing has few rows, and no index of its own: they are read at once.
         if query.listing_id is None and (last_ms := connection.scalar(text(beyond), values)) is not None:
-            values["from_ms"] = floor_to(sums.step_ms, last_ms)
+            values["from_ms"] = max(query.from_ms, floor_to(sums.step_ms, last_ms))
         rows = connection.execute(text(stored), values).all()
         for row in rows:
             sums.add(row)
