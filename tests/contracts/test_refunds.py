@@ -288,6 +288,10 @@ async def test_a_refund_is_no_payment_and_a_payment_is_no_refund(ledger: Any) ->
         shown = await ledger.read_payments(PaymentQuery(wallet=wallet, role=role))
         assert [one.payment.tx_hash for one in shown] == [tx_hash("payment")]
     assert await ledger.payments_in(PAYEE, tx_hash("refund")) == ()
+    (paid,) = await ledger.find_payments(sold.tx_hash)
+    await ledger.mark_gone(paid.id, now_ms=NOW_MS)
+    assert await refund(ledger, sold, call_id) == TransferUsed()
+    assert [one.state for one in await ledger.find_payments(sold.tx_hash)] == [PaymentState.GONE]
 
 
 async def test_a_reorganisation_takes_refunds_back_and_a_return_brings_them_back(ledger: Any) -> None:

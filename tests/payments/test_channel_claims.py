@@ -492,7 +492,7 @@ async def test_a_node_that_has_not_seen_every_claim_says_nothing_about_what_is_p
 @pytest.mark.parametrize("is_refused", [False, True], ids=["what is paid out", "a settle of one alone"])
 @pytest.mark.parametrize(
     ("payload", "reverted"),
-    [(b"", False), (b"\1" * 32, False), (b"\xff" * 64, False), (b"\0" * 64, True)],
+    [(b"", False), (b"\1" * 32, False), (b"\xff" * 64, False), (DUE.to_bytes(32, "big") * 2, True)],
     ids=["nothing", "one word", "too large", "a revert"],
 )
 async def test_totals_that_cannot_be_read_cost_a_round_no_claim(
