@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -243,6 +244,33 @@ async def test_a_waiting_reader_gets_the_failure_of_a_cut() -> None:
             group.create_task(read())
             await wire.hear()
             wire.connection.cut()
+
+
+@pytest.mark.parametrize("said", [b"", HEAD[:5], b"HTTP/9 ?\r\n\r\n"], ids=["closed", "cut", "malformed"])
+async def test_a_failed_connection_is_freed_without_the_collector(said: bytes) -> None:
+    """What is raised refers to the connection by its traceback. Referred to by it, each failed call would stay with its buffers until the collector looks at its oldest objects."""
+
+    def count() -> int:
+        return sum(type(one) is Connection for one in gc.get_objects())
+
+    async def fail() -> None:
+        async with wired() as wire:
+            wire.connection.begin("GET", ASKED)
+            await wire.hear()
+            await wire.say(said)
+            wire.far.close()
+            with contextlib.suppress(OSError, ResponseMalformed):
+                await wire.connection.read_head(LONG_S)
+        wire.lost.clear()  # it refers to the connection, which refers to it
+
+    gc.collect()
+    gc.disable()
+    before = count()
+    try:
+        await fail()
+        await until(lambda: count() == before)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("large_max", "buffers"), [(0, 1), (1, LARGE_BUFFERS)])

@@ -96,7 +96,7 @@ class UploadFailed(Exception):
 
     def __init__(self, reason: Exception) -> None:
         self.reason = reason
-        super().__init__(repr(reason))
+        super().__init__(reason)
 
 
 def is_streamed(request: UpstreamRequest) -> bool:

@@ -11,6 +11,7 @@ import errno
 import select
 import socket
 from collections.abc import Callable
+from copy import copy
 from math import inf
 from time import monotonic
 from typing import cast
@@ -204,7 +205,7 @@ class Connection(asyncio.BufferedProtocol):
     def fail(self, exc: Exception) -> None:
         """Fails the exchange: its reader gets `exc` after the bytes that have arrived. Aborts the connection."""
         if self._failure is None:
-            self._failure = exc
+            self._failure = exc.with_traceback(None)
         if self._transport is not None:
             self._transport.abort()
         self.resume_writing()
@@ -276,7 +277,8 @@ class Connection(asyncio.BufferedProtocol):
         return self._parser is not None and self._parser.is_whole and not self._parser.buffered
 
     def _explain(self) -> Exception:
-        return self._failure or ConnectionAbortedError("the connection was lost")
+        """A copy of the failure. The traceback of what is raised refers to this connection, which must not refer to it: such a cycle stays until the collector finds it."""
+        return copy(self._failure or ConnectionAbortedError("the connection was lost"))
 
     async def _wait(self, deadline_s: float) -> None:
         self._timer = self._loop.call_later(deadline_s, self._expire)
