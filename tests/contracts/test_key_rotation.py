@@ -120,19 +120,19 @@ class InterruptedDatabase:
     async def read(self, work: Any) -> Any:
         return await self._database.read(work)
 
-    async def write(self, work: Any) -> Any:
+    async def write(self, work: Any, **options: Any) -> Any:
         self._writes += 1
         if self._writes < 2:
-            return await self._database.write(work)
+            return await self._database.write(work, **options)
         if self._after_commit:
-            await self._database.write(work)
+            await self._database.write(work, **options)
             raise Interrupted
 
         def stop(connection: Connection) -> None:
             work(connection)
             raise Interrupted
 
-        return await self._database.write(stop)
+        return await self._database.write(stop, **options)
 
 
 class Interrupted(Exception):

@@ -58,8 +58,8 @@ class CountingDatabase:
         self.reads += 1
         return await self._database.read(work)
 
-    async def write(self, work: Work[Any], *, flush: bool = True) -> Any:
-        return await self._database.write(work, flush=flush)
+    async def write(self, work: Work[Any], **options: Any) -> Any:
+        return await self._database.write(work, **options)
 
     def describe_location(self) -> str:
         return ""
