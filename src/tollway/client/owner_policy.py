@@ -65,7 +65,7 @@ def find_policy_refusal(binding: PolicyBinding, *, cost_nano: int, currency: str
             left = format_decimal(left_nano, decimals=LEDGER_DECIMALS_MAX)
             cost = format_decimal(cost_nano, decimals=LEDGER_DECIMALS_MAX)
             return PolicyExceeded(
-                f"The call costs up to {cost} {currency}, and the policy of this wallet's owner has {left} {currency} of {one.limit} left{_until(one.resets_at)}. {_NOTHING_PAID}, or choose a cheaper call.",
+                f"The call costs up to {cost} {currency}, and the policy of this wallet's owner has left: {left} {currency} of {one.limit}{_until(one.resets_at)}. {_NOTHING_PAID}, or choose a cheaper call.",
                 reason="limit",
                 limit=one.limit,
                 left=left,

@@ -73,6 +73,8 @@ class Provider(Owners):
             self._transfers[name] = transfer, call_ids
         else:
             return
+        if self.truth.facts[call_ids[0]].request.payer != transfer.payee:
+            return  # the gateway reads whom the transfer paid, and asks no ledger
         if len(await gateway.read_refundable(call_ids)) < len(call_ids):
             return
         based_on = await gateway.find_transaction(transfer.tx_hash)

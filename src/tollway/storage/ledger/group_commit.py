@@ -337,11 +337,7 @@ class GroupCommit:
         self._queue.append(waiting)
         if waiting.future is not None:
             self._batch_wait.note_waiting()
-        self._wake_for(is_urgent=waiting.is_urgent)
-
-    def _wake_for(self, *, is_urgent: bool) -> None:
-        """Wakes the writer for what stands in the queue: at once, or after `finish_delay_s`."""
-        if is_urgent or self._is_stopping:
+        if waiting.is_urgent or self._is_stopping:
             self._wake.set()
         elif self._delayed_wake is None:
             self._delayed_wake = asyncio.get_running_loop().call_later(self._finish_delay_s, self._wake.set)
@@ -392,8 +388,10 @@ class GroupCommit:
             batch.append(waiting)
         rest.extend(self._queue)
         self._queue = rest
-        if rest:
-            self._wake_for(is_urgent=any(waiting.is_urgent for waiting in rest))
+        if any(waiting.is_urgent or self._is_stopping for waiting in rest):
+            self._wake.set()
+        elif rest:
+            self._delayed_wake = asyncio.get_running_loop().call_later(self._finish_delay_s, self._wake.set)
         return batch
 
     def _take_late_entries(self) -> list[WaitingEntry]:
