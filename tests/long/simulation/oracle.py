@@ -7,7 +7,7 @@ It reads the rows of the ledger and does not use its audit.
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.model.rows import MemoryRows, charged_holders, find_credits
+from tests.model.rows import MemoryRows, charged_holders, find_credits, has_refund
 from tollway.ids import Address, CallId
 from tollway.ledger.claims import CreditAccount, credit_account_of, find_account
 from tollway.ledger.records import (
@@ -357,9 +357,10 @@ class Laws:
         need(not waits, "the same request was charged anew while its call waited", call_id)
 
     def is_paid_for_nothing(self, call_id: CallId) -> bool:
-        """It is charged, its gateway has dropped the answer, and the same request does not run again."""
+        """It is charged, its gateway has dropped the answer, and the same request does not run again. A call that was refunded meanwhile keeps its charge."""
         call, fact = self._rows.calls[call_id], self._truth.facts[call_id]
         is_charged = call.state is CallState.CONSUMED and call.cut != "cut"
+        is_charged = is_charged and not has_refund(self._rows, call_id)
         return is_charged and fact.dropped_epoch == call.epoch and not (fact.is_shown or fact.is_decided)
 
     def _check_key(self, request: Request, call_id: CallId) -> None:
