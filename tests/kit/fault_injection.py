@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from tests.kit import fixed_limits
+from tests.kit import fixed_limits, small_caches
 from tests.kit.gateway_process import poll
 from tollway.app import doctor_findings, lifecycle, parts
 from tollway.app.channel_wiring import ChannelParts
@@ -75,6 +75,7 @@ def install(environment: Mapping[str, str]) -> None:
         if environment.keys() >= RESENDS_SOON.keys():
             vars(transactions)["FILL_AFTER_MS"] = RESENT_AFTER_MS
     fixed_limits.install(environment)
+    small_caches.install(environment)
 
 
 # ---- Points of a call.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit import small_caches
 from tests.kit.databases import set_database_clock
 from tests.kit.gateway_process import GatewayProcess
 from tests.kit.node_proxy import name_nodes, run_node_proxy
@@ -26,6 +27,7 @@ SETTINGS = {
     "TOLLWAY_LIMIT_IN_FLIGHT_PER_ADDRESS_MAX": "100000",
     "TOLLWAY_LOG_LEVEL": "warning",
     "TEST_LIMIT_CHANNEL_CLAIM_INTERVAL_S": "2",
+    small_caches.ENTRIES: "500",  # full in the first rounds, so that a growth of later ones is none of a cache
 }
 QUICK = {
     **RENEWS_OFTEN,
