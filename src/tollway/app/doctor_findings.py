@@ -16,6 +16,7 @@ from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
 from tollway.observability.telemetry import BackgroundTaskStatus
 from tollway.registry.meaning import WeightsUnusable
+from tollway.storage.engine.advisory_locks import find_exclusion_fault
 from tollway.storage.engine.database import Database, SqliteDatabase, is_postgres, is_shared_write_safe
 from tollway.storage.engine.migrate import TOO_OLD, schema_state
 from tollway.storage.operator.operator_reads import find_risks, read_server_settings
@@ -118,8 +119,11 @@ async def examine_database(settings: Settings, database: Database) -> Finding:
         return Finding(check="database", level="note", detail=f"{where} will be made when the gateway starts")
     try:
         state = await schema_state(database)
+        fault = await find_exclusion_fault(database)
     except StorageUnavailable:
         return Finding(check="database", level="failed", detail=f"{where} does not answer")
+    if fault is not None:
+        return Finding(check="database", level="failed", detail=f"{where}: {fault}")
     if state == "current":
         return Finding(check="database", level="ok", detail=f"{where}, up to date")
     if state == "foreign":

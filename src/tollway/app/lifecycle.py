@@ -37,6 +37,7 @@ from tollway.ledger.sales import DAY_MS
 from tollway.observability.background import TaskName, run_all
 from tollway.observability.recent_metrics import SAMPLE_INTERVAL_S
 from tollway.observability.telemetry import change_log_level, observe_log_events
+from tollway.storage.engine.advisory_locks import require_exclusion
 from tollway.storage.engine.database import ProcessLock, SqliteDatabase
 from tollway.storage.engine.leadership import Duty, Leadership
 from tollway.storage.engine.migrate import find_revision
@@ -119,6 +120,7 @@ class App(GatewayParts):
         self._lock_database()
         await self.database.open()
         self._stack.push_async_callback(self.database.close)
+        await require_exclusion(self.database)
         await self.schema.prepare()
         await self._set_build()
         await self.chains.open()

@@ -35,6 +35,7 @@ from tollway.ledger.ledger import AuditReport
 from tollway.observability.telemetry import configure_logging, redact_entry
 from tollway.payments.channel_audit import compare_with_chains
 from tollway.registry.moderation import parse_reason
+from tollway.storage.engine.advisory_locks import require_exclusion
 from tollway.storage.engine.database import (
     Database,
     ProcessLock,
@@ -221,6 +222,7 @@ def serve(
 @operator_command
 async def migrate(operator: Operator) -> None:
     async with operator.open("make") as gateway:
+        await require_exclusion(gateway.database)
         state = await schema_state(gateway.database)
         now = await upgrade(gateway.database)
         if (refusal := explain_refusal(now)) is not None:

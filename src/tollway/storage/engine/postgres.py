@@ -179,6 +179,16 @@ class PostgresDatabase:
 
             yield fetch_scalar
 
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[asyncpg.Connection]:
+        """Connects outside the pool with the settings of the usual sessions, and disconnects at the end. The body raises `StorageUnavailable` for errors of the driver."""
+        with self._translated("read"):
+            connection = await self.connector.connect_writable(statement_deadline_s=COMMAND_TIMEOUT_S)
+            try:
+                yield connection
+            finally:
+                connection.terminate()
+
     async def _run(self, engine: AsyncEngine, job: Callable[[Connection], T], *, use: Use) -> T:
         """Runs a transaction in one greenlet, with taking and returning its connection, because each greenlet costs time."""
         try:
