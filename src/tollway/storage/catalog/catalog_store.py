@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
-from sqlalchemy import Connection, Row, delete, exists, func, insert, not_, select, update
+from sqlalchemy import Connection, Row, Select, delete, exists, func, insert, not_, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from tollway.audit_log import AuditAction, AuditEntry
@@ -45,6 +45,7 @@ from tollway.registry.search_tokens import fold
 from tollway.storage.catalog.catalog_facets import is_unverified
 from tollway.storage.catalog.catalog_search import count_facets, find_page, find_payee_terms
 from tollway.storage.catalog.catalog_tables import (
+    IS_SUSPENDED,
     document_table,
     find_reputation,
     is_shown,
@@ -419,23 +420,8 @@ class CatalogStore:
         return await self._database.read(partial(find_payee_terms, payees=payees))
 
     async def list_suspended(self) -> tuple[SuspendedListing, ...]:
-        columns = listing_table.c
-        statement = (
-            select(
-                columns.id,
-                columns.name,
-                columns.provider,
-                columns.suspended_ms,
-                columns.price,
-                columns.currency,
-            )
-            .where(columns.suspended_ms.is_not(None), columns.retired_ms.is_(None))
-            .order_by(columns.suspended_ms.desc(), columns.id)
-            .limit(SUSPENDED_MAX)
-        )
-
         def work(connection: Connection) -> tuple[SuspendedListing, ...]:
-            rows = connection.execute(statement).all()
+            rows = connection.execute(select_suspended()).all()
             reasons: dict[tuple[str, int], str] = {}
             for start in range(0, len(rows), TARGETS_MAX):
                 moments = [(row.id, row.suspended_ms) for row in rows[start : start + TARGETS_MAX]]
@@ -521,6 +507,20 @@ class CatalogStore:
         except StorageUnavailable:
             _log.error("listing_secret_lost", listing=listing_id, advice="tollway gateway secrets")
             return None
+
+
+def select_suspended() -> Select[Any]:
+    """The suspended listings, those of the last suspension first."""
+    columns = listing_table.c
+    return (
+        select(
+            *(columns.id, columns.name, columns.provider, columns.suspended_ms, columns.price),
+            columns.currency,
+        )
+        .where(text(IS_SUSPENDED))
+        .order_by(columns.suspended_ms.desc(), columns.id)
+        .limit(SUSPENDED_MAX)
+    )
 
 
 def _is_plausible(listing_id: ListingId) -> bool:

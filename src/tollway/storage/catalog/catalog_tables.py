@@ -95,6 +95,8 @@ def _list_free_columns() -> Iterator[Column[Any]]:
     yield Column("free_per_s", Integer)
 
 
+IS_SUSPENDED = "suspended_ms IS NOT NULL AND retired_ms IS NULL"
+
 listing_table = Table(
     "listing",
     metadata,
@@ -120,6 +122,7 @@ listing_table = Table(
     Index("ix_listing_price", "currency", "is_shown", "price_nano", "seq"),
     Index("ix_listing_pay_to", "pay_to", "is_shown", "provider"),
     Index("ix_listing_payee", "pay_to", "is_shown", "seq"),
+    partial_index("ix_listing_suspended", IS_SUSPENDED, "suspended_ms"),
 )
 
 search_table = Table(

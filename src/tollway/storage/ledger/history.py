@@ -54,6 +54,7 @@ from tollway.storage.ledger.call_terms import listing_key
 from tollway.storage.ledger.channel_money import sum_channels
 from tollway.storage.ledger.claim_states import find_claim_states
 from tollway.storage.ledger.ledger_tables import (
+    BY_TRANSFER,
     FAILED,
     REPEATABLE,
     UNKNOWN,
@@ -154,11 +155,7 @@ class HistoryStore:
         return await self._database.read(partial(find_last_payment, query=query), is_long=True)
 
     async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
-        columns = payment_table.c
-        query = select(payment_table).where(
-            columns.tx_hash == tx_hash, columns.payer == payer, ~columns.is_escrow, ~columns.is_refund
-        )
-        return await self._read_payments(query.order_by(columns.id))
+        return await self._database.read(partial(read_payments_in, payer=payer, tx_hash=tx_hash))
 
     async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
         """The calls of a payment, in every state, newest first: with it as the payment of their proof, or with units of it."""
@@ -180,11 +177,6 @@ class HistoryStore:
         )
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         return tuple(JoinedCredit(tx_hash=TxHash(row.tx_hash), units=row.units) for row in rows)
-
-    async def _read_payments(self, query: Select[Any]) -> tuple[Payment, ...]:
-        return await self._database.read(
-            lambda connection: tuple(map(parse_payment, connection.execute(query)))
-        )
 
 
 TOTAL_MAX = 10_000
@@ -386,6 +378,17 @@ def _count(connection: Connection, query: HistoryQuery, at_most: int) -> int:
     found = _calls(query)
     some = found.select.with_only_columns(found.calls.c.created_ms).limit(at_most).subquery()
     return connection.scalar(select(func.count()).select_from(some)) or 0
+
+
+def read_payments_in(connection: Connection, *, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
+    # By the transaction: SQLite would read and sort all payments of the payer.
+    columns = hint_index(payment_table, BY_TRANSFER).c
+    query = (
+        select(*columns)
+        .where(columns.tx_hash == tx_hash, columns.payer == payer, ~columns.is_escrow, ~columns.is_refund)
+        .order_by(columns.id)
+    )
+    return tuple(map(parse_payment, connection.execute(query)))
 
 
 def spending_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:

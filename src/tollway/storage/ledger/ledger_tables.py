@@ -77,6 +77,9 @@ HELD = "is_held AND state = 'unfinal'"
 """Payments that may still leave their chain, payments that left it, and payments that cannot be spent until they are final. The indexes and
 the queries have the same literal texts."""
 
+BY_TRANSFER = "sqlite_autoindex_payment_1"
+"""The name that SQLite gives the index of `uq_payment_transfer`."""
+
 payment_table = Table(
     "payment",
     metadata,

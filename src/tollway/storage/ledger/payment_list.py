@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, sel
 from tollway.ids import TxHash
 from tollway.ledger.history import LastPayment, ListedPayment, PaymentPlace, PaymentQuery
 from tollway.ledger.records import CallState
+from tollway.storage.engine.statements import hint_index
 from tollway.storage.ledger.ledger_tables import (
     REPEATABLE,
     call_table,
@@ -27,7 +28,7 @@ def read_payments(connection: Connection, query: PaymentQuery) -> tuple[ListedPa
     """One page, with what each payment's `reason` needs: three statements for any number of rows."""
     rows = connection.execute(_page(connection, query).limit(query.limit).offset(query.offset)).all()
     is_restored = any(row.is_held for row in rows) and bool(connection.scalar(_HAS_OPEN_RESTORE))
-    holding = _find_held_by_calls(connection, [row.id for row in rows if row.taken_units > 0])
+    holding = find_held_by_calls(connection, [row.id for row in rows if row.taken_units > 0])
     return tuple(
         ListedPayment(
             payment=parse_payment(row),
@@ -119,22 +120,21 @@ def _find_place(connection: Connection, query: PaymentQuery) -> tuple[int, int] 
     return min(((row.block_time, row.id) for row in rows), default=None)
 
 
-def _find_held_by_calls(connection: Connection, payment_ids: Collection[int]) -> set[int]:
+def find_held_by_calls(connection: Connection, payment_ids: Collection[int]) -> set[int]:
     if not payment_ids:
         return set()
-    calls, topups = call_table.c, topup_table.c
-    is_unknown = calls.state == CallState.UNKNOWN.value
-    of_proof = select(calls.payment_id).where(
-        calls.payment_id.in_(payment_ids),
-        calls.taken_units > 0,
-        is_unknown,
+    own, calls, topups = hint_index(call_table, "ix_call_repeatable").c, call_table.c, topup_table.c
+    of_proof = select(own.payment_id).where(
+        own.payment_id.in_(payment_ids),
+        own.taken_units > 0,
+        own.state == CallState.UNKNOWN.value,
         # The literal predicate of the index.
         text(f"({REPEATABLE})"),
     )
     of_topups = (
         select(topups.payment_id)
         .join(call_table, calls.id == topups.call_id)
-        .where(topups.payment_id.in_(payment_ids), is_unknown)
+        .where(topups.payment_id.in_(payment_ids), calls.state == CallState.UNKNOWN.value)
     )
     return {
         payment_id

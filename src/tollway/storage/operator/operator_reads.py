@@ -260,7 +260,7 @@ class BookFigures:
 
     async def list_held(self) -> tuple[HeldPayment, ...]:
         """Held payments in the order in which they were recorded, at most `HELD_SHOWN`."""
-        return await self._database.read(_read_held)
+        return await self._database.read(read_held)
 
     async def sum_channels(self) -> tuple[ChannelMoney, ...]:
         """Of all receivers."""
@@ -273,9 +273,10 @@ def select_held(connection: Connection, *columns: Column[Any]) -> Select[Any]:
     return select(*columns).where(payment_table.c.is_held if is_restored else text(HELD))
 
 
-def _read_held(connection: Connection) -> tuple[HeldPayment, ...]:
+def read_held(connection: Connection) -> tuple[HeldPayment, ...]:
     columns = payment_table.c
-    query = select_held(connection, *columns).order_by(columns.id).limit(HELD_SHOWN)
+    # Not by id alone: for that order SQLite would read all payments.
+    query = select_held(connection, *columns).order_by(columns.recorded_ms, columns.id).limit(HELD_SHOWN)
     return tuple(
         HeldPayment(
             chain_id=ChainId(row.chain_id),

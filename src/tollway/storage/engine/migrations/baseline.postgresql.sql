@@ -263,6 +263,8 @@ CREATE INDEX ix_listing_pay_to ON listing (pay_to, is_shown, provider);
 
 CREATE INDEX ix_listing_payee ON listing (pay_to, is_shown, seq);
 
+CREATE INDEX ix_listing_suspended ON listing (suspended_ms) WHERE suspended_ms IS NOT NULL AND retired_ms IS NULL;
+
 CREATE TABLE listing_quality_day (
   listing_id VARCHAR(64) NOT NULL,
   day INTEGER NOT NULL,
