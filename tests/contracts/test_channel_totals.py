@@ -1,17 +1,28 @@
 """The sums over channels: unclaimed money by network, token, authorizer and state, withdrawals in sight, and what the chain is compared with."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import asyncpg
 import pytest
+from sqlalchemy import select
 
 from tests.contracts.test_channel_claim_store import ENDED_MS, add, claim_of, row_of
+from tests.kit.databases import open_database
 from tests.kit.ledger_channels import TOKEN, facts_of, owe_on
 from tests.kit.ledger_records import CHAIN, NOW_MS, PROVIDER
 from tests.kit.storage_faults import FaultyLedger
+from tests.kit.waits import until
+from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId
 from tollway.ledger.channels import ChannelState
+from tollway.storage.engine import postgres
 from tollway.storage.engine.database import Database
+from tollway.storage.ledger.channel_claim_store import ChannelClaimStore
 from tollway.storage.ledger.channel_totals import ChannelTotalsStore
+from tollway.storage.ledger.ledger_tables import channel_table
+from tollway.storage.operator.operator_reads import BookFigures
 
 OTHER = Address(b"\x0f" * 20)
 
@@ -136,3 +147,54 @@ async def test_the_claimed_sums_come_in_pages_with_the_claim_under_way(
     (one,) = await totals.list_claimed(CHAIN, after_key=first.key, limit=1)
     assert one.open_total is None
     assert await totals.list_claimed(ChainId(1), after_key=0, limit=9) == ()
+
+
+WHOLE_READS: list[tuple[str, Callable[[Database], Awaitable[Any]]]] = [
+    ("list_totals", lambda database: ChannelTotalsStore(database).list_totals()),
+    ("list_withdrawals", lambda database: ChannelTotalsStore(database).list_withdrawals(limit=9)),
+    ("find_unclaimed_since_ms", lambda database: ChannelTotalsStore(database).find_unclaimed_since_ms()),
+    ("find_called_ms", lambda database: ChannelTotalsStore(database).find_called_ms(PROVIDER)),
+    (
+        "count_unclaimed",
+        lambda database: ChannelTotalsStore(database).count_unclaimed(
+            CHAIN, TOKEN, units_min=0, authorizers=[PROVIDER]
+        ),
+    ),
+    (
+        "list_claimable",
+        lambda database: ChannelClaimStore(database).list_claimable(CHAIN, unclaimed_max=5, limit=9),
+    ),
+    ("list_unsettled", lambda database: ChannelClaimStore(database).list_unsettled(CHAIN)),
+    (
+        "list_unused",
+        lambda database: ChannelClaimStore(database).list_unused(CHAIN, before_ms=NOW_MS, limit=9),
+    ),
+    ("sum_channels", lambda database: BookFigures(database).sum_channels()),
+]
+
+
+@pytest.mark.postgres
+async def test_reads_of_every_channel_outlast_the_deadline_of_a_request(
+    postgres_url: str, operator: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One lock holds them all, and then a read with that deadline, which fails while they wait."""
+    monkeypatch.setattr(postgres, "COMMAND_TIMEOUT_S", 2.0)
+    ended: list[str] = []
+
+    async def run(name: str, read: Callable[[Database], Awaitable[Any]]) -> None:
+        await read(database)
+        ended.append(name)
+
+    async def all_wait() -> bool:
+        waiting = await operator.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return bool(waiting == len(WHOLE_READS))
+
+    async with open_database(postgres_url) as database, asyncio.TaskGroup() as group, operator.transaction():
+        await operator.execute("LOCK TABLE channel")
+        for name, read in WHOLE_READS:
+            group.create_task(run(name, read))
+        await until(all_wait)
+        with pytest.raises(StorageUnavailable):
+            await database.read(lambda connection: connection.execute(select(channel_table.c.key)))
+        assert ended == []
+    assert sorted(ended) == sorted(name for name, _ in WHOLE_READS)

@@ -68,7 +68,8 @@ class ChannelClaimStore(ChannelStore):
         self, chain_id: ChainId, *, unclaimed_max: int, limit: int
     ) -> tuple[ClaimableChannel, ...]:
         return await self._database.read(
-            partial(_list_claimable, chain_id=chain_id, unclaimed_max=unclaimed_max, limit=limit)
+            partial(_list_claimable, chain_id=chain_id, unclaimed_max=unclaimed_max, limit=limit),
+            is_long=True,  # reads every channel of the network
         )
 
     async def add_claim(self, claim: OpenClaim, attempt: SettlementAttempt) -> bool | NonceUnavailable:
@@ -144,14 +145,14 @@ class ChannelClaimStore(ChannelStore):
 
     async def list_unused(self, chain_id: ChainId, *, before_ms: int, limit: int) -> tuple[Channel, ...]:
         return await self._database.read(
-            partial(_list_unused, chain_id=chain_id, before_ms=before_ms, limit=limit)
+            partial(_list_unused, chain_id=chain_id, before_ms=before_ms, limit=limit), is_long=True
         )
 
     async def drain_channel(self, key: int) -> None:
         await write_retried(self._database, partial(_drain, key=key))
 
     async def list_unsettled(self, chain_id: ChainId) -> tuple[UnsettledReceiver, ...]:
-        return await self._database.read(partial(_list_unsettled, chain_id=chain_id))
+        return await self._database.read(partial(_list_unsettled, chain_id=chain_id), is_long=True)
 
     async def mark_settled(self, totals: Mapping[int, int]) -> None:
         own = channel_table.c

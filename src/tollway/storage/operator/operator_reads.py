@@ -264,7 +264,7 @@ class BookFigures:
 
     async def sum_channels(self) -> tuple[ChannelMoney, ...]:
         """Of all receivers."""
-        return await self._database.read(partial(sum_channels, receiver=None))
+        return await self._database.read(partial(sum_channels, receiver=None), is_long=True)
 
 
 def select_held(connection: Connection, *columns: Column[Any]) -> Select[Any]:
