@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -412,6 +413,29 @@ def is_alive(pid: int) -> bool:
 
 def test_the_gate_runs_every_suite_the_quick_one_first_and_every_target_of_its_own() -> None:
     gate = (ROOT / ".ci" / "run").read_text()
-    assert re.findall(r"^make (.+)$", gate, re.MULTILINE) == ["quick DRAWN=1", "check", "test-all SUITE=rest"]
-    (line,) = re.findall(r"^\.ci/side_by_side (.*)$", gate, re.MULTILINE)
-    assert set(line.split()) == set(OWN_TARGETS.values())
+    assert re.findall(r"^make ([^|\n]+)", gate, re.MULTILINE) == [
+        *("quick DRAWN=1", "check", "test-all SUITE=rest "),
+    ]
+    (targets,) = re.findall(r"^\.ci/side_by_side ([^>]*)", gate, re.MULTILINE)
+    assert set(targets.split()) == set(OWN_TARGETS.values())
+
+
+@pytest.mark.parametrize("failing", ["", "quick", "check", "test-all", "image-test"])
+def test_the_gate_fails_where_one_of_its_parts_fails_and_prints_each(tmp_path: Path, failing: str) -> None:
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    parts = ["quick", "check", "test-all", *OWN_TARGETS.values()]
+    recipes = [f"{one}: ; @echo words of {one}{'; false' if one == failing else ''}" for one in parts]
+    (tmp_path / "Makefile").write_text("\n".join(recipes) + "\n")
+    there = tmp_path / "bin"  # the packages of the image
+    there.mkdir()
+    for name in ("buildah", "mmdebstrap"):
+        (there / name).write_text("")
+        (there / name).chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    env["PATH"] = f"{there}:{env['PATH']}"
+    ran = subprocess.run(
+        [tmp_path / ".ci" / "run"], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode == 0) == (not failing), ran
+    reached = parts[: parts.index(failing) + 1] if failing in ("quick", "check") else parts
+    assert [one for one in parts if f"words of {one}\n" in ran.stdout] == reached
