@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tollway.web.api.misdirected import PAID_PREFIXES
+from tollway.web.http.app import PAID_PREFIXES
 
 Plan = dict[str, Any]
 

@@ -15,7 +15,7 @@ from tests.kit.edges import EDGES, FILES, NAMES, prepare_edge, read_seconds
 from tests.kit.ports import find_low_ports
 from tollway.limits import DEFAULT_LIMITS
 from tollway.registry.draft import TIMEOUT_S_MAX
-from tollway.web.api.misdirected import PAID_PREFIXES
+from tollway.web.http.app import PAID_PREFIXES
 
 HEAD_WAIT_S = (
     DEFAULT_LIMITS.dns_deadline_s

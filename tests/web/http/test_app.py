@@ -1,6 +1,8 @@
 """The ASGI app as a whole: the dispatch of requests, and the headers of every response."""
 
+import asyncio
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -32,7 +34,10 @@ def roomy_gauge(**changes: int) -> LoadShedder:
 
 
 def make_app(
-    metrics: Metrics | None = None, limits: Limits | None = None, shedder: LoadShedder | None = None
+    metrics: Metrics | None = None,
+    limits: Limits | None = None,
+    shedder: LoadShedder | None = None,
+    note: Callable[[], None] = lambda: None,
 ) -> ASGIApp:
     async def list_apis(request: Request) -> JSONResponse:
         return JSONResponse({"method": request.method, "client": request.state.client_address})
@@ -41,6 +46,7 @@ def make_app(
         return JSONResponse({"bytes": len(await request.body())})
 
     async def show(request: Request) -> JSONResponse:
+        note()
         return JSONResponse({"id": request.path_params["api_id"]})
 
     async def bug(_request: Request) -> JSONResponse:
@@ -263,3 +269,27 @@ async def test_an_exception_releases_the_slot_of_its_request() -> None:
     shedder = roomy_gauge()
     await ask("GET", "/api/v2/bug", make_app(shedder=shedder))
     assert shedder.running == 0
+
+
+async def test_requests_of_the_control_plane_begin_one_by_one() -> None:
+    turn, begun = 0, []
+    app = make_app(note=lambda: begun.append(turn))
+
+    async def ask_and_stop() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(10):
+                group.create_task(ask("GET", f"/api/v2/apis/api_{number}", app))
+        counting.cancel()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ask_and_stop())
+
+        async def count_turns() -> None:
+            nonlocal turn
+            while True:
+                await asyncio.sleep(0)
+                turn += 1
+
+        counting = group.create_task(count_turns())
+    assert begun == sorted(set(begun))
+    assert len(begun) == 10

@@ -8,9 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from tollway.errors import Code, Problem, Refusal
-
-PAID_PREFIXES = ("/api/v2/gateway/", "/mcp", "/api/v2/channels/")
-"""Calls, MCP (whose tools make calls), and refunds of payment channels (which send transactions)."""
+from tollway.web.http.app import PAID_PREFIXES
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
