@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import aiohttp
@@ -37,6 +38,21 @@ async def test_serves_the_chain_on_loopback_in_our_process_group():
         assert os.getpgid(anvil.pid) == os.getpgid(0)
         listening = [c.laddr.ip for c in psutil.Process(anvil.pid).net_connections() if c.status == "LISTEN"]
         assert listening == ["127.0.0.1"]
+
+
+@pytest.mark.live
+async def test_the_states_of_old_blocks_leave_no_file(tmp_path, monkeypatch):
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    home.mkdir()
+    temporary.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    async with run_anvil() as anvil, aiohttp.ClientSession() as session:
+        # More than it keeps in memory.
+        await ChainDriver(session, anvil.rpc_url, anvil.chain_id).rpc("anvil_mine", hex(600))
+        await until(lambda: [one for one in temporary.rglob("*") if one.is_file()])
+    assert list(home.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.live

@@ -451,8 +451,8 @@ async def run_anvil(*, port: int = 0, chain_id: ChainId = SANDBOX_CHAIN_ID) -> A
     respond in time.
     """
     binary = find_anvil()
-    with tempfile.TemporaryFile() as output:
-        process = _spawn(binary, port=port, chain_id=chain_id, output=output)
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory(prefix="anvil-") as states:
+        process = _spawn(binary, port=port, chain_id=chain_id, output=output, states=states)
         try:
             anvil = await _wait_until_ready(process, output, chain_id)
             yield anvil
@@ -460,9 +460,12 @@ async def run_anvil(*, port: int = 0, chain_id: ChainId = SANDBOX_CHAIN_ID) -> A
             await _stop(process)
 
 
-def _spawn(binary: Path, *, port: int, chain_id: ChainId, output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _spawn(
+    binary: Path, *, port: int, chain_id: ChainId, output: IO[bytes], states: str
+) -> subprocess.Popen[bytes]:
+    """`states`: the folder of the states of old blocks. Without it they stay below the home of the user for good, gigabytes of a long run."""
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--chain-id", str(chain_id), "--accounts", "1"]
-    arguments += ["--slots-in-an-epoch", "1", "--color", "never"]
+    arguments += ["--slots-in-an-epoch", "1", "--color", "never", "--cache-path", states]
     return subprocess.Popen(
         [str(binary), *arguments],
         stdin=subprocess.DEVNULL,
