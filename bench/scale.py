@@ -7,7 +7,7 @@ Each request is sent to the routes in process, to the small and to the large dat
     python bench/scale.py                              # SQLite, 20,000 listings, 200,000 calls, 20,000 payments, 2,000 channels
     python bench/scale.py --database postgresql
     python bench/scale.py --listings 1000000 --calls 10000000 --payments 1000000 --channels 100000 --folder /var/tmp
-    python bench/scale.py --folder /var/tmp --keep     # the databases stay there, and the next run with the same numbers asks them
+    python bench/scale.py --folder /var/tmp --keep     # the databases stay there, and the next run with the same numbers asks them (its hour is closed by then)
     python bench/scale.py --meaning --only search      # by meaning too, over random vectors (needs tollway[search])
 """
 
@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -51,6 +52,8 @@ GOAL = 2.0
 ROUNDS_MIN = 5
 BACKUP = "backup with its audit"
 STATEMENT_SHOWN = 600
+MARKER = "filled.json"
+"""Of kept databases: their numbers of rows, and how long it took to fill them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +277,8 @@ def place(options: argparse.Namespace) -> Iterator[Path]:
     """The folder of both databases; deleted afterwards, unless it is kept."""
     if options.keep:
         kept = Path(options.folder or tempfile.gettempdir()) / f"scale-{options.database}"
+        if not (kept / MARKER).exists():  # an earlier run did not fill it to the end
+            shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir(parents=True, exist_ok=True)
         yield kept
         return
@@ -284,7 +289,7 @@ def place(options: argparse.Namespace) -> Iterator[Path]:
 async def fill_both(folder: Path, urls: tuple[str, str], scales: tuple[Scale, Scale]) -> dict[str, Any]:
     """How long it took, and how large they are; of databases that an earlier run has kept, what it wrote down.
     Raises SystemExit where that run had other numbers."""
-    marker, numbers = folder / "filled.json", [asdict(scale) for scale in scales]
+    marker, numbers = folder / MARKER, [asdict(scale) for scale in scales]
     if marker.exists():
         known = json.loads(marker.read_text())
         if known["scales"] != numbers:

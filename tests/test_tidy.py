@@ -91,7 +91,7 @@ SHORT_FILES: dict[str, str] = {
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",
     "storage/ledger/commit_traces.py": "what a trace says about commits, for the writer and its two queues",
     "storage/engine/migration_run.py": "the one module that imports alembic (11 MiB), which most starts do not need",
-    "web/api/misdirected.py": "the paths that pay, for control workers and for the tests of the proxies",
+    "web/api/misdirected.py": "the refusal of paths that pay, at control workers alone",
     "web/pages/messages.py": "the one module that knows the syntax trees of Jinja2",
 }
 """File of less than 60 lines -> why it is an idea of its own."""

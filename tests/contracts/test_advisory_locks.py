@@ -62,6 +62,21 @@ async def test_a_server_without_the_functions_is_refused(
 
 
 @pytest.mark.postgres
+async def test_another_error_of_the_server_is_not_called_another_database(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raising = "BEGIN RAISE EXCEPTION 'the disk is full' USING ERRCODE = 'disk_full'; END"
+    await execute_sql(
+        postgres_url,
+        "CREATE FUNCTION public.pg_current_snapshot() RETURNS text LANGUAGE plpgsql AS $$ " + raising + " $$",
+    )
+    monkeypatch.setitem(postgres._SESSION, "search_path", "public, pg_catalog")
+    async with open_database(postgres_url) as database:
+        with pytest.raises(StorageUnavailable):
+            await require_exclusion(database)
+
+
+@pytest.mark.postgres
 async def test_a_server_that_does_not_answer_is_not_called_another_database() -> None:
     database = connect_database("postgresql://127.0.0.1:1/books")
     with pytest.raises(StorageUnavailable):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Connection, text
 
-from tollway.errors import SettingsInvalid
+from tollway.errors import SettingsInvalid, StorageUnavailable
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.outage import name_state
 from tollway.storage.engine.statements import Prepared
@@ -71,13 +71,13 @@ async def find_exclusion_fault(database: Database) -> str | None:
     server = cast(
         "PostgresDatabase", database
     )  # its module loads the driver, which a gateway on SQLite does without
-    async with server.connect() as holder, server.connect() as other:
-        try:
+    try:
+        async with server.connect() as holder, server.connect() as other:
             found = await _find_fault(holder, other)
-        except Exception as exc:
-            if name_state(exc) not in _NOT_THERE:
-                raise
-            found = FUNCTION_MISSING
+    except StorageUnavailable as exc:
+        if exc.__cause__ is None or name_state(exc.__cause__) not in _NOT_THERE:
+            raise
+        found = FUNCTION_MISSING
     return None if found is None else NOT_POSTGRESQL.format(found)
 
 

@@ -181,11 +181,13 @@ class PostgresDatabase:
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[asyncpg.Connection]:
-        """Connects outside the pool with the settings of the usual sessions, and disconnects at the end. The body raises `StorageUnavailable` for errors of the driver."""
+        """Connects outside the pool with the settings of the usual sessions, and disconnects at the end. Errors of the driver and of the server in the body become `StorageUnavailable`."""
         with self._translated("read"):
             connection = await self.connector.connect_writable(statement_deadline_s=COMMAND_TIMEOUT_S)
             try:
                 yield connection
+            except asyncpg.PostgresError as exc:  # the pools get these inside SQLAlchemy's
+                raise self._translate(exc, "read") from exc
             finally:
                 connection.terminate()
 

@@ -5,7 +5,7 @@ Each kind that waits gets the next turn in rotation, and within a kind each hold
 one with many readers delays its own reads. A read of books waits for its turn when its wallet is proved, any other when it arrives; both leave it when the response
 starts: from then on only the client's speed counts. The requests in flight bound those that wait (`LoadShedder`); none is refused here.
 
-Every other request of the control plane, however cheap, takes its turn to begin (`StartPace`).
+Every request of the control plane, however cheap, also waits for a turn of the event loop to begin (`StartPace`).
 """
 
 import asyncio
