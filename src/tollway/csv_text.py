@@ -20,6 +20,8 @@ _INNER_STARTS = re.escape("".join(start for start in FORMULA_STARTS if start not
 _FORMULA = re.compile(rf"""(?:\A|(?<=[;\t"]))(?=[{_STARTS}])|(?<=[\r\n])(?=[{_INNER_STARTS}])""")
 """The places where a cell may begin with a formula. A spreadsheet of another system splits at `;` or a tab, and there the quotes of a cell are text: a cell then
 begins behind each of them, behind a quote and on each line. A line end behind a line end begins no cell."""
+_SPLITS = re.compile(r"""[;\t"\r\n]""")
+"""Text without one of these is one cell everywhere."""
 _QUOTED, _ENDS = (",", '"', *_LINE_ENDS), (";", "\t", *_LINE_ENDS)
 """Text with one of the first is quoted. Where it ends with one of the second, its closing quote opens a cell there, and the cell would begin with a line end."""
 
@@ -38,6 +40,8 @@ def csv_line(values: Iterable[object]) -> str:
 
 
 def _disarm(text: str) -> str:
+    if not text.startswith(FORMULA_STARTS) and _SPLITS.search(text) is None:
+        return text
     disarmed = _FORMULA.sub(DISARM_MARK, text)
     is_quoted = any(char in text for char in _QUOTED)
     return disarmed + DISARM_MARK if is_quoted and text.endswith(_ENDS) else disarmed

@@ -399,7 +399,7 @@ class InProcessGateway:
         return make_start_trace(self.trace_sampler, lambda scope: self.is_proxied)(scope)
 
     def _build_app(self) -> None:
-        self.shedder = LoadShedder(limits=self.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0)
+        self.shedder = LoadShedder(limits=self.limits, clock=time.monotonic, read_memory_bytes=lambda: 0)
         self.calls = GatewayApp(
             self.pipeline,
             payment_required=PaymentRequiredRenderer(

@@ -4,6 +4,7 @@ A request proves a wallet by the header `x-test-wallet`; real proofs of wallets 
 """
 
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -131,7 +132,7 @@ def make_app(context: WebContext, *routers: Router, **given: Any) -> ASGIApp:
             "limits": limits,
             "clock": context.clock,
             "entropy": bytes,
-            "shedder": LoadShedder(limits=limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+            "shedder": LoadShedder(limits=limits, clock=time.monotonic, read_memory_bytes=lambda: 0),
             **given,
         }
     )

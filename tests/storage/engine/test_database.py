@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tollway.ids import Address, TxHash
 from tollway.ledger.records import CallState
 from tollway.storage.engine.database import (
     CACHE_KIB,
+    READER_NICENESS,
     READERS,
     ProcessLock,
     SqliteDatabase,
@@ -46,6 +48,16 @@ def add(number: int, *, fails: bool = False) -> object:
 
 async def numbers(database: SqliteDatabase) -> list[int]:
     return await database.read(lambda c: list(c.execute(text("SELECT n FROM t ORDER BY n")).scalars()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+async def test_threads_that_read_take_the_processor_after_the_others(database: SqliteDatabase) -> None:
+    def read_niceness(connection: Connection) -> int:
+        return os.nice(0)
+
+    least_urgent = 19
+    assert await database.read(read_niceness) == min(os.nice(0) + READER_NICENESS, least_urgent)
+    assert await database.write(read_niceness) == os.nice(0)
 
 
 class Opaque(bytes):

@@ -21,6 +21,7 @@ from tollway.ledger.history import HistoryQuery
 from tollway.ledger.records import CallRecord
 from tollway.limits import DEFAULT_LIMITS
 from tollway.web.api.exports import CHUNK_ROWS, ExportSlot, ExportSlots
+from tollway.web.http.loop_share import ControlPlaneShare, LoopShare
 from tollway.web.http.read_turns import ReadLimit, ReadTurns
 
 ROWS = 4 * CHUNK_ROWS
@@ -132,6 +133,27 @@ async def test_a_page_has_a_deadline_however_fast_its_reader_is() -> None:
     await make_app(history, clock=lambda: now[0])(exchange.scope, exchange.receive, exchange.send)
     assert not exchange.is_ended
     assert 0 < count_rows(exchange) < ROWS
+
+
+async def test_the_rows_of_an_export_count_as_time_of_the_control_plane() -> None:
+    now_s = 0.0
+    history = FakeHistory(ROWS)
+    share, spent = LoopShare(lambda: now_s), list[float]()
+    share.spend = spent.append  # type: ignore[method-assign]
+    read = history.read_calls
+
+    async def read_slowly(query: HistoryQuery) -> tuple[CallRecord, ...]:
+        nonlocal now_s
+        now_s += 1.0
+        return await read(query)
+
+    history.read_calls = read_slowly  # type: ignore[method-assign]
+    exchange = open_exchange()
+    app = ControlPlaneShare(make_app(history), share=share, unpaced=())
+    await app(exchange.scope, exchange.receive, exchange.send)
+    assert exchange.is_ended
+    assert now_s > 1.0
+    assert sum(spent) == now_s
 
 
 async def test_exports_take_turns_with_other_reads_of_books() -> None:

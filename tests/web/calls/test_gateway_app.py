@@ -98,6 +98,30 @@ async def test_limits_concurrent_calls_of_an_address(gateway: InProcessGateway) 
     assert (await gateway.ask()).status == 200  # the slots are free again
 
 
+async def test_a_refused_call_waits_for_its_share_of_the_event_loop_and_other_calls_do_not(
+    gateway: InProcessGateway,
+) -> None:
+    """A free call, and a quote."""
+    await gateway.publish(price=FREE)
+    await gateway.publish("api_priced")
+    share = gateway.shedder.loop
+    now_s = share.clock()
+    share.clock = lambda: now_s
+    share.spend(1.0)
+    async with asyncio.TaskGroup() as group:
+        nothing = gateway.open()
+        nothing.scope["raw_path"] = f"{CALLS}api_nothing".encode()
+        refused = group.create_task(gateway.run(nothing))
+        assert (await gateway.ask()).status == 200
+        priced = gateway.open()
+        priced.scope["raw_path"] = f"{CALLS}api_priced".encode()
+        assert (await gateway.run(priced)).status == 402
+        await asyncio.sleep(0.01)
+        assert not refused.done()
+        now_s += 10.0
+    assert refused.result().problem["code"] == "api_not_found"
+
+
 async def test_buffered_bodies_share_one_budget() -> None:
     """Each body lacks its last byte, and its call needs the whole body."""
     async with open_gateway(held_bodies_bytes_max=3_600_000) as gateway:

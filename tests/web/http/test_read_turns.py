@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from tests.kit.waits import until
 from tollway.ids import Address
 from tollway.web.http.read_turns import (
     READS_AT_ONCE,
@@ -14,7 +13,6 @@ from tollway.web.http.read_turns import (
     ReadKind,
     ReadLimit,
     ReadTurns,
-    StartPace,
     enter_turn,
     kind_of_read,
     leave_turn,
@@ -322,57 +320,3 @@ async def receive_nothing() -> Message:
 
 
 async def send_nothing(message: Message) -> None: ...
-
-
-class Begun:
-    """Notes the path of each request, and the turn of the loop in which it begins; then waits without an end."""
-
-    def __init__(self) -> None:
-        self.turn = 0
-        self.requests: list[tuple[str, int]] = []
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.requests.append((scope["path"], self.turn))
-        await asyncio.Event().wait()
-
-    async def count_turns(self) -> None:
-        while True:
-            await asyncio.sleep(0)
-            self.turn += 1
-
-
-async def test_one_request_begins_in_each_turn_of_the_loop_in_the_order_of_arrival() -> None:
-    app, paths = Begun(), [f"/api/v2/auth/{number}" for number in range(50)]
-    paced = StartPace(app, unpaced=("/api/v2/gateway/",))
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(app.count_turns())]
-        tasks += [
-            group.create_task(paced({"type": "http", "path": path}, receive_nothing, send_nothing))
-            for path in paths
-        ]
-        await until(lambda: len(app.requests) == len(paths))
-        late = "/api/v2/auth/late"
-        tasks.append(group.create_task(paced({"type": "http", "path": late}, receive_nothing, send_nothing)))
-        await until(lambda: app.requests[-1][0] == late)
-        for task in tasks:
-            task.cancel()
-    assert [path for path, _ in app.requests] == [*paths, late]
-    turns = [turn for _, turn in app.requests]
-    assert turns == sorted(set(turns))
-
-
-async def test_a_paid_call_begins_at_once_and_a_request_that_has_ended_takes_no_turn() -> None:
-    app = Begun()
-    paced = StartPace(app, unpaced=("/api/v2/gateway/",))
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(paced({"type": "http", "path": path}, receive_nothing, send_nothing))
-            for path in ("/first", "/gone", "/second", "/api/v2/gateway/api_1")
-        ]
-        await asyncio.sleep(0)
-        assert [path for path, _ in app.requests] == ["/first", "/api/v2/gateway/api_1"]
-        tasks[1].cancel()
-        await until(lambda: len(app.requests) == 3)
-        for task in tasks:
-            task.cancel()
-    assert app.requests[-1][0] == "/second"

@@ -9,6 +9,7 @@ import resource
 import socket
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -482,7 +483,7 @@ async def test_only_http_1_0_may_have_no_host(request_bytes: bytes, status: int)
             limits=gateway.limits,
             clock=lambda: 0.0,
             entropy=bytes,
-            shedder=LoadShedder(limits=gateway.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+            shedder=LoadShedder(limits=gateway.limits, clock=time.monotonic, read_memory_bytes=lambda: 0),
         )
         async with serve_app(app, limits=gateway.limits) as port:
             served = ServedGateway(gateway=gateway, port=port)

@@ -17,6 +17,7 @@ import fcntl
 import os
 import sqlite3 as stdlib_sqlite3
 import stat
+import sys
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -88,10 +89,18 @@ def add_statement(table: Table, statement: str, *, dialect: str | None = None) -
 
 WAL_RESET_FIXED = (3, 51, 3)
 READERS = 4
+READER_NICENESS = 10
+"""Of the threads that read. The event loop and the writer, on which each call depends, take the processor first."""
 PRIVATE_MODE, OWNER_BITS = 0o600, 0o700
 CACHE_KIB = 8 * 1024
 """The page cache of one SQLite connection. SQLite never shrinks it; the operating system caches the rest of the file."""
 BUSY_TIMEOUT_MS = 5_000
+
+
+def lower_priority() -> None:
+    """Gives the thread that runs this less of a processor that others want too. Only on Linux a thread has a priority of its own."""
+    if sys.platform == "linux":
+        os.nice(READER_NICENESS)
 
 
 class Database(Protocol):
@@ -163,7 +172,9 @@ class SqliteDatabase:
         register_adapters(sqlite_module)
         self.path = path
         self._writer = WriterThread("sqlite-writer")
-        self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="sqlite-reader")
+        self._readers = ThreadPoolExecutor(
+            max_workers=READERS, thread_name_prefix="sqlite-reader", initializer=lower_priority
+        )
         self._write_engine = self._create_engine(is_writer=True)
         self._read_engine = self._create_engine(is_writer=False)
         self._write_connection: Connection | None = None

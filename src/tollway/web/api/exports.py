@@ -30,6 +30,7 @@ from tollway.limits import Limits
 from tollway.web.api.context import FindAsset, WebContext
 from tollway.web.api.export_rows import CALL_COLUMNS, PAYMENT_COLUMNS, write_call, write_payment
 from tollway.web.api.history_routes import HistoryFilters, PaymentFilters
+from tollway.web.http.loop_share import run_in_share
 from tollway.web.http.query import QueryModel, format_time, read_query, whole_number
 from tollway.web.http.read_turns import SLICE_ROWS, leave_turn
 
@@ -358,18 +359,20 @@ class CsvResponse(Response):
             async with aclosing(page.chunks) as chunks:
                 first += await anext(chunks, "")
                 await self._send_head(page, send)
-                if await self._stream(first, chunks, receive, send):
+                if await self._stream(first, chunks, scope, receive, send):
                     await send({"type": "http.response.body", "body": b""})
 
     async def _send_head(self, page: CsvPage, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": page.headers()})
 
-    async def _stream(self, first: str, chunks: AsyncIterator[str], receive: Receive, send: Send) -> bool:
+    async def _stream(
+        self, first: str, chunks: AsyncIterator[str], scope: Scope, receive: Receive, send: Send
+    ) -> bool:
         """True when every row was sent. Otherwise no final message follows, and the server closes the connection."""
         errors: list[str] = []
         try:
             async with asyncio.TaskGroup() as group:
-                flow = group.create_task(self._send_rows(first, chunks, send))
+                flow = group.create_task(run_in_share(scope, self._send_rows(first, chunks, send)))
                 watcher = group.create_task(_wait_disconnect(receive))
                 watcher.add_done_callback(lambda _: flow.cancel())
                 flow.add_done_callback(lambda _: watcher.cancel())

@@ -406,6 +406,7 @@ class GatewayApp:
         self._count_outcome = count_outcome
         self._count_refusal = count_refusal
         self._shedder = shedder
+        self._loop_share = shedder.loop
         self._problem_pages = problem_pages
         self.client_sockets = ClientSockets()
 
@@ -446,6 +447,7 @@ class GatewayApp:
         client_address: str,
         trace: CallTrace | None = None,
     ) -> None:
+        self._loop_share.calls += 1
         call = self._read_call(scope, body, request_id, client_address, trace)
         outcome: Outcome
         if isinstance(call, Problem):
@@ -466,6 +468,8 @@ class GatewayApp:
         elif isinstance(outcome, ProblemResponse):
             self._count_outcome(outcome.problem.code.value)
             self._count_refusal(outcome.problem.code.value)
+            if outcome.quote is None:
+                await self._loop_share.wait_refused()
             await self._send_problem(scope, body, send, request_id, outcome, call)
         else:
             self._count_outcome("abandoned")

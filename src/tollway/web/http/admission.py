@@ -14,6 +14,7 @@ from tollway.errors import Code, Problem, describe_rate, refuse
 from tollway.ids import Address
 from tollway.limits import Limits
 from tollway.rate_limits.limiter import Quota, RateLimiter, client_bucket
+from tollway.web.http.loop_share import LoopShare
 
 RETRY_BODIES_S = 2
 BODY_RESERVATION = "body_reservation"
@@ -176,6 +177,7 @@ class LoadShedder:
     ) -> None:
         """`clock`: a monotonic one, in seconds."""
         self.bodies = BodyBudget(limits)
+        self.loop = LoopShare(clock)
         self._limits = limits
         self._clock = clock
         self._read_memory_bytes = read_memory_bytes

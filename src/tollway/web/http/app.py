@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tollway.limits import Limits
 from tollway.observability.telemetry import Metrics
 from tollway.web.http.admission import LoadShedder
+from tollway.web.http.loop_share import ControlPlaneShare
 from tollway.web.http.middleware import (
     AccessLog,
     BodyLimits,
@@ -26,7 +27,7 @@ from tollway.web.http.middleware import (
 )
 from tollway.web.http.page_response import PrivateResponses
 from tollway.web.http.problems import ChallengeHeaders, ErrorBoundary, RendersProblems, install_handlers
-from tollway.web.http.read_turns import ReadLimit, ReadTurns, StartPace
+from tollway.web.http.read_turns import ReadLimit, ReadTurns
 
 PAID_PREFIXES = ("/api/v2/gateway/", "/mcp", "/api/v2/channels/")
 """Calls, MCP (whose tools make calls), and refunds of payment channels (which send transactions): the paths that pay or settle."""
@@ -58,7 +59,7 @@ def build_app(
     app: ASGIApp = control_plane  # from the inside out:
     app = ReadLimit(app, turns=ReadTurns() if read_turns is None else read_turns)
     app = RequestHeadCheck(app, limits=limits, public_url=public_url)
-    app = StartPace(app, unpaced=PAID_PREFIXES)
+    app = ControlPlaneShare(app, share=shedder.loop, unpaced=PAID_PREFIXES)
     app = OverloadLimit(app, shedder=shedder, public_url=public_url, metrics=metrics)
     app = BodyLimits(app, limits=limits, clock=clock, budget=shedder.bodies)
     app = HeadWithoutBody(app)

@@ -5,7 +5,7 @@ Each kind that waits gets the next turn in rotation, and within a kind each hold
 one with many readers delays its own reads. A read of books waits for its turn when its wallet is proved, any other when it arrives; both leave it when the response
 starts: from then on only the client's speed counts. The requests in flight bound those that wait (`LoadShedder`); none is refused here.
 
-Every request of the control plane, however cheap, also waits for a turn of the event loop to begin (`StartPace`).
+What runs of them on the event loop is bounded by `loop_share`, with all other requests of the control plane.
 """
 
 import asyncio
@@ -191,41 +191,3 @@ def leave_turn(scope: Scope) -> None:
     turn: _RequestTurn | None = scope.get("state", {}).get(_TURN)
     if turn is not None:
         turn.leave()
-
-
-class StartPace:
-    """Lets one request of the control plane begin in each turn of the event loop; the others begin in the next turns, in the order of their arrival.
-
-    A request runs from its start to its first wait without a pause. Beside fifty connections that send the next request at once, a turn of the loop was fifty such
-    stretches long, and a paid call needs several turns. None is refused, and none holds up another after its start."""
-
-    def __init__(self, app: ASGIApp, *, unpaced: tuple[str, ...]) -> None:
-        """`unpaced`: the beginnings of paths that pay or settle."""
-        self._app = app
-        self._unpaced = unpaced
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._has_begun = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(self._unpaced):
-            await self._begin()
-        await self._app(scope, receive, send)
-
-    async def _begin(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._has_begun:
-            given = loop.create_future()
-            self._waiting.append(given)
-            await given
-        else:
-            self._has_begun = True
-            loop.call_soon(self._next_turn, loop)
-
-    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        while self._waiting and self._waiting[0].done():  # the request has ended
-            self._waiting.popleft()
-        if self._waiting:
-            self._waiting.popleft().set_result(None)
-            loop.call_soon(self._next_turn, loop)
-        else:
-            self._has_begun = False
