@@ -1,4 +1,4 @@
-"""The part of the event loop that the control plane and refused calls take: one begins in each turn, and while there are calls they run for a third of the time."""
+"""The part of the event loop that the control plane and refused calls take: one begins in each turn, and while there are calls they run for a quarter of the time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-SHARE = 1 / 3
+SHARE = 1 / 4
 """Seconds of each second, while there are calls."""
 
 BURST_S = 0.005
