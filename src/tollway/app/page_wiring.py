@@ -17,7 +17,7 @@ from tollway.web.api.auth_routes import make_wallet_quota
 from tollway.web.api.context import WebContext
 from tollway.web.api.exports import export_router
 from tollway.web.api.receipt_routes import receipt_router
-from tollway.web.pages.assets import DEMO_MODULE, asset_router, read_assets
+from tollway.web.pages.assets import asset_router, read_assets
 from tollway.web.pages.budget_pages import budget_page_router
 from tollway.web.pages.demo_wallet import DemoWallet, demo_wallet_router
 from tollway.web.pages.my_routes import NOT_YOUR_CALL, NOT_YOURS, my_router
@@ -44,8 +44,9 @@ def make_page_renderer(
         _check_demo(settings)
     if not settings.web_pages:
         return None
+    logo = settings.operator_logo
     return PageRenderer(
-        read_assets(logo=settings.operator_logo, left_out=() if demo_wallet else (DEMO_MODULE,)),
+        read_assets(logo=logo) if demo_wallet is None else read_assets(logo=logo, left_out=()),
         public_url=str(origin),
         test_money=describe_money(rules),
         now_ms=now_ms,

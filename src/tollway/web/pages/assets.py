@@ -7,6 +7,7 @@ current file for a minute: two releases behind one balancer serve each other's p
 import gzip
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -71,10 +72,11 @@ class PageAssets:
         return iter(self._files)
 
 
+@lru_cache(maxsize=4)
 def read_assets(
     folder: Path = UI_FOLDER, *, logo: Logo | None = None, left_out: Collection[str] = (DEMO_MODULE,)
 ) -> PageAssets:
-    """Reads and compresses the files of the folder. `logo`: of the operator, which becomes one of the files. `left_out`: files that this gateway does not serve."""
+    """Reads and compresses the files of the folder, once in a process. `logo`: of the operator, which becomes one of the files. `left_out`: files that this gateway does not serve."""
     files = {
         path.name: _make_asset(_TYPES[path.suffix], path.read_bytes())
         for path in sorted(folder.iterdir())

@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from gettext import GNUTranslations, NullTranslations
 from io import BytesIO
 from pathlib import Path
@@ -25,8 +26,9 @@ _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 _RANGE = re.compile(r"([A-Za-z]{1,8}(?:-[A-Za-z0-9]{1,8})*)\s*(?:;\s*q\s*=\s*([01](?:\.[0-9]{0,3})?))?")
 
 
+@lru_cache(maxsize=4)
 def read_catalogs(folder: Path = LOCALE) -> Mapping[str, NullTranslations]:
-    """The catalog of each language. Raises ValueError for a file that is no PO file."""
+    """The catalog of each language, read once in a process. Raises ValueError for a file that is no PO file."""
     return {path.stem: compile_catalog(path.read_text("utf-8")) for path in sorted(folder.glob("*.po"))}
 
 

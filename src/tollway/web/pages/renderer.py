@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from gettext import NullTranslations
 from pathlib import Path
 from typing import Any, Literal
@@ -282,7 +282,9 @@ def list_origins(public_url: str) -> list[str]:
     return origins
 
 
+@lru_cache(maxsize=16)
 def _make_environment(assets: PageAssets, words: NullTranslations) -> Environment:
+    """The renderers of the same files and words share their compiled templates."""
     environment = MessageEnvironment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
