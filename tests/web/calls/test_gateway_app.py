@@ -101,7 +101,7 @@ async def test_limits_concurrent_calls_of_an_address(gateway: InProcessGateway) 
 async def test_a_refused_call_waits_for_its_share_of_the_event_loop_and_other_calls_do_not(
     gateway: InProcessGateway,
 ) -> None:
-    """A free call, and a quote."""
+    """A free call, a quote, and an API that does not exist."""
     await gateway.publish(price=FREE)
     await gateway.publish("api_priced")
     share = gateway.shedder.loop
@@ -109,17 +109,16 @@ async def test_a_refused_call_waits_for_its_share_of_the_event_loop_and_other_ca
     share.clock = lambda: now_s
     share.spend(1.0)
     async with asyncio.TaskGroup() as group:
-        nothing = gateway.open()
-        nothing.scope["raw_path"] = f"{CALLS}api_nothing".encode()
-        refused = group.create_task(gateway.run(nothing))
+        refused = group.create_task(gateway.ask("M" * 33))
         assert (await gateway.ask()).status == 200
-        priced = gateway.open()
-        priced.scope["raw_path"] = f"{CALLS}api_priced".encode()
-        assert (await gateway.run(priced)).status == 402
+        for name, status in (("api_priced", 402), ("api_nothing", 404)):
+            other = gateway.open()
+            other.scope["raw_path"] = f"{CALLS}{name}".encode()
+            assert (await gateway.run(other)).status == status
         await asyncio.sleep(0.01)
         assert not refused.done()
         now_s += 10.0
-    assert refused.result().problem["code"] == "api_not_found"
+    assert refused.result().problem["code"] == "invalid_request"
 
 
 async def test_buffered_bodies_share_one_budget() -> None:

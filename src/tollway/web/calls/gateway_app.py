@@ -468,7 +468,7 @@ class GatewayApp:
         elif isinstance(outcome, ProblemResponse):
             self._count_outcome(outcome.problem.code.value)
             self._count_refusal(outcome.problem.code.value)
-            if outcome.quote is None:
+            if outcome.quote is None and outcome.problem.code is not Code.API_NOT_FOUND:  # which costs little
                 await self._loop_share.wait_refused()
             await self._send_problem(scope, body, send, request_id, outcome, call)
         else:
