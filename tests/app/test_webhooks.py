@@ -36,7 +36,9 @@ async def receiver() -> AsyncIterator[LoopbackUpstream]:
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[App]:
+async def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[App]:
+    """The time in which other gateways would read the set of endpoints is short: there is one gateway."""
+    monkeypatch.setattr("tollway.storage.webhooks.webhook_outbox.ACTIVATION_MS", 50)
     quick = {"TEST_LIMIT_WEBHOOK_POLL_S": "0.02", "TEST_LIMIT_WEBHOOK_ORIGIN_INTERVAL_S": "0.01"}
     async with App(settings(tmp_path, ALLOW_PRIVATE_ENDPOINTS="yes", **quick)) as it:
         yield it

@@ -30,7 +30,7 @@ from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.leadership import Duty, Leadership
 from tollway.storage.engine.migrate import upgrade
 
-LIMITS = replace(DEFAULT_LIMITS, sweep_interval_s=0.01)
+LIMITS = replace(DEFAULT_LIMITS, sweep_interval_s=0.01, gas_refresh_s=0.05)
 
 
 @pytest.fixture

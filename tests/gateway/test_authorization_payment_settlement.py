@@ -53,8 +53,9 @@ async def refuse_at_the_head(gateway: InProcessGateway, payer: Payer) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_settlement_refused_in_simulation_is_no_payment_and_no_answer(
-    gateway: InProcessGateway, payer: Payer, dialect: Dialect
+    gateway: InProcessGateway, payer: Payer, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tollway.outbound.pool.POOLED_IDLE_S_MAX", 0.05)
     await refuse_at_the_head(gateway, payer)
     answer = await payer.buy("GET", TARGET, dialect)
     assert (answer.status, answer.problem["code"]) == (402, "payment_settlement_failed")
