@@ -44,7 +44,7 @@ $(STAMPS)/anvil: package.json package-lock.json
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/python: requirements/dev.txt pyproject.toml | $(BIN)/python
-	@echo "Installing what the tests need into $(VENV): 180 packages, about 1 GB, one to five minutes. pip is quiet meanwhile."
+	@echo "Installing what the tests need into $(VENV): 180 packages, about 1.2 GB, one to five minutes. pip is quiet meanwhile."
 	@start=$$(date +%s); \
 	$(BIN)/python $(PIP_LOCKED) -r requirements/dev.txt && \
 	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . && \

@@ -226,6 +226,7 @@ class PaidCalls:
 
 @asynccontextmanager
 async def open_gateway(folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PaidCalls]:
+    monkeypatch.setattr(span_queue, "FLUSH_S", 0.05)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     settings = load_settings(
         {
