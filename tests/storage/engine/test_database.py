@@ -60,6 +60,19 @@ async def test_threads_that_read_take_the_processor_after_the_others(database: S
     assert await database.write(read_niceness) == os.nice(0)
 
 
+async def test_a_system_that_forbids_another_priority_reads_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbid(_increment: int) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "nice", forbid)
+    database = SqliteDatabase(tmp_path / "b.sqlite3")
+    await database.open()
+    assert await database.read(lambda connection: connection.execute(text("SELECT 1")).scalar()) == 1
+    await database.close()
+
+
 class Opaque(bytes):
     """A subclass of bytes without an adapter."""
 

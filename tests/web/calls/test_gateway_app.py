@@ -13,11 +13,11 @@ from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CALLS, InProcessGateway, open_gateway
 from tests.kit.upstream import Arrived, plain, say_nothing
 from tests.kit.waits import until
-from tollway.errors import Refusal
-from tollway.gateway.messages import ClientGone
+from tollway.errors import Code, Problem, Refusal
+from tollway.gateway.messages import ClientGone, ProblemResponse
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
-from tollway.web.calls.gateway_app import IncomingBody
+from tollway.web.calls.gateway_app import PACED_CODES, IncomingBody, is_paced
 from tollway.web.http.admission import BodyBudget
 
 FREE = Price.parse("0")
@@ -119,6 +119,26 @@ async def test_a_refused_call_waits_for_its_share_of_the_event_loop_and_other_ca
         assert not refused.done()
         now_s += 10.0
     assert refused.result().problem["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "waits"),
+    [
+        (Code.INVALID_REQUEST, None, True),
+        (Code.RATE_LIMITED, "none", True),
+        (Code.INVALID_REQUEST, "charged", False),
+        (Code.API_NOT_FOUND, None, False),
+        (Code.PAYMENT_REQUIRED, "none", False),
+        (Code.PAYMENT_ALREADY_USED, "none", False),
+        (Code.UPSTREAM_TIMEOUT, "held", False),
+        (Code.STORAGE_UNAVAILABLE, "none", False),
+    ],
+)
+def test_only_the_answer_to_a_request_that_is_itself_at_fault_waits(
+    code: Code, state: str | None, waits: bool
+) -> None:
+    problem = Problem(code=code, detail="No.", payment_state=state)
+    assert (code in PACED_CODES and is_paced(ProblemResponse(problem=problem))) is waits
 
 
 async def test_buffered_bodies_share_one_budget() -> None:

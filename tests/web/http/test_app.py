@@ -255,6 +255,18 @@ async def test_a_full_gateway_refuses_with_a_delay_and_answers_health_checks() -
     assert shedder.running == 0
 
 
+async def test_a_health_check_waits_for_no_share_of_the_event_loop() -> None:
+    shedder = roomy_gauge()
+    app = make_app(shedder=shedder)
+    shedder.loop.calls += 1
+    shedder.loop.spend(1.0)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(ask("GET", "/api/v2/apis", app))
+        assert (await ask("GET", "/healthz", app)).status_code == 404  # this app has no such route
+        assert not waiting.done()
+        waiting.cancel()
+
+
 async def test_limits_concurrent_requests_of_an_address_on_the_control_plane() -> None:
     shedder = roomy_gauge(in_flight_per_address_max=1)
     app = make_app(shedder=shedder)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,15 +13,17 @@ from tests.kit.waits import until
 from tollway.web.http.loop_share import (
     BURST_S,
     CALLS_S,
+    DEBT_S_MAX,
     REFUSED_CALL_S,
     SHARE,
+    WAITING_MAX,
     ControlPlaneShare,
     LoopShare,
     run_in_share,
 )
 
 CALL = "/api/v2/gateway/api_1"
-LONG_S = 0.010
+LONG_S = 0.050
 
 
 class Clock:
@@ -127,8 +130,9 @@ async def test_while_there_are_calls_the_next_request_begins_when_the_time_of_th
     await loop.ask("/first")
     async with loop.asking("/second", CALL):
         await until(lambda: CALL in loop.paths)
-        owed_s = (LONG_S - BURST_S) / SHARE - 2 * LONG_S  # the two requests themselves took time of the clock
-        loop.clock.now_s += owed_s - 0.001
+        owed_s = (LONG_S - BURST_S) / SHARE
+        passed_s = 2 * LONG_S  # in the first request and in the call
+        loop.clock.now_s += owed_s - passed_s - 0.001
         await asyncio.sleep(0.01)
         assert "/second" not in loop.paths
         loop.clock.now_s += 0.002
@@ -167,14 +171,14 @@ async def test_a_read_that_gives_way_goes_on_when_its_time_is_earned(loop: Loop)
 
 
 async def test_a_wait_of_a_request_is_not_counted(loop: Loop) -> None:
-    async def wait() -> None:
-        await asyncio.sleep(0.001)  # a stretch of the event loop begins and ends here
-        loop.clock.now_s += 0.0
-
-    loop.work = wait
-    loop.share.calls += 1
+    answered = asyncio.Event()
+    loop.work = answered.wait  # type: ignore[assignment]
     left_s = loop.share.left_s
-    await loop.ask()
+    async with loop.asking("/api/v2/apis"):
+        await until(lambda: bool(loop.paths))
+        loop.clock.now_s += LONG_S
+        answered.set()
+        await asyncio.sleep(0)
     assert loop.share.left_s == left_s
 
 
@@ -221,10 +225,26 @@ async def test_refused_calls_take_their_time_of_the_same_bucket(loop: Loop) -> N
     assert late.done()
 
 
+async def test_a_stretch_in_which_the_machine_stood_still_counts_in_part(loop: Loop) -> None:
+    loop.work = lambda: loop.use(1000.0)
+    await loop.ask()
+    assert loop.share.left_s == -DEBT_S_MAX
+
+
+async def test_beyond_a_number_that_waits_no_request_waits(loop: Loop) -> None:
+    loop.work = lambda: loop.use(LONG_S)
+    loop.share.calls += 1
+    await loop.ask("/first")
+    many = [f"/{number}" for number in range(WAITING_MAX + 5)]
+    async with loop.asking(*many):
+        await asyncio.sleep(0.01)
+        assert loop.paths == ["/first", *many[WAITING_MAX:]]
+
+
 async def test_a_part_of_a_request_with_a_task_of_its_own_is_counted_too(loop: Loop) -> None:
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(run_in_share(scope, loop.use(LONG_S)))
+            group.create_task(run_in_share(scope, partial(loop.use, LONG_S)))
 
     app = ControlPlaneShare(serve, share=loop.share, unpaced=())
     left_s = loop.share.left_s
@@ -233,5 +253,5 @@ async def test_a_part_of_a_request_with_a_task_of_its_own_is_counted_too(loop: L
 
 
 async def test_outside_of_the_control_plane_a_part_runs_uncounted(loop: Loop) -> None:
-    await run_in_share({"type": "http"}, loop.use(LONG_S))
+    await run_in_share({"type": "http"}, partial(loop.use, LONG_S))
     assert loop.share.left_s == BURST_S

@@ -90,7 +90,7 @@ def add_statement(table: Table, statement: str, *, dialect: str | None = None) -
 WAL_RESET_FIXED = (3, 51, 3)
 READERS = 4
 READER_NICENESS = 10
-"""Of the threads that read. The event loop and the writer, on which each call depends, take the processor first."""
+"""Of the threads that read. The event loop and the writer take the processor first: each call needs both, and few need a read."""
 PRIVATE_MODE, OWNER_BITS = 0o600, 0o700
 CACHE_KIB = 8 * 1024
 """The page cache of one SQLite connection. SQLite never shrinks it; the operating system caches the rest of the file."""
@@ -98,9 +98,10 @@ BUSY_TIMEOUT_MS = 5_000
 
 
 def lower_priority() -> None:
-    """Gives the thread that runs this less of a processor that others want too. Only on Linux a thread has a priority of its own."""
+    """Gives the thread that runs this less of a processor that others want too. Only on Linux a thread has a priority of its own; a filter of system calls may forbid it."""
     if sys.platform == "linux":
-        os.nice(READER_NICENESS)
+        with contextlib.suppress(OSError):
+            os.nice(READER_NICENESS)
 
 
 class Database(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -32,11 +33,13 @@ from tollway.web.api.export_rows import CALL_COLUMNS, PAYMENT_COLUMNS, write_cal
 from tollway.web.api.history_routes import HistoryFilters, PaymentFilters
 from tollway.web.http.loop_share import run_in_share
 from tollway.web.http.query import QueryModel, format_time, read_query, whole_number
-from tollway.web.http.read_turns import SLICE_ROWS, leave_turn
+from tollway.web.http.read_turns import leave_turn
 
 PAGE_ROWS_MAX = 100_000
 CHUNK_ROWS = 200
-"""Rows that are read and written at once: a few milliseconds of the event loop, in which no other request runs."""
+"""Rows that are read at once."""
+ROWS_AT_ONCE = 20
+"""Rows that are written before other requests run: less than a millisecond of the event loop."""
 RETRY_S = 10
 MEDIA_TYPE = "text/csv; charset=utf-8; header=present"
 
@@ -167,10 +170,10 @@ R = TypeVar("R")
 async def _write_rows(rows: Sequence[R], write: Callable[[R, FindAsset], str], find_asset: FindAsset) -> str:
     """The lines of a chunk. Other requests run between two slices."""
     lines: list[str] = []
-    for start in range(0, len(rows), SLICE_ROWS):
+    for start in range(0, len(rows), ROWS_AT_ONCE):
         if start:
             await asyncio.sleep(0)
-        lines += [write(row, find_asset) for row in rows[start : start + SLICE_ROWS]]
+        lines += [write(row, find_asset) for row in rows[start : start + ROWS_AT_ONCE]]
     return "".join(lines)
 
 
@@ -372,7 +375,7 @@ class CsvResponse(Response):
         errors: list[str] = []
         try:
             async with asyncio.TaskGroup() as group:
-                flow = group.create_task(run_in_share(scope, self._send_rows(first, chunks, send)))
+                flow = group.create_task(run_in_share(scope, partial(self._send_rows, first, chunks, send)))
                 watcher = group.create_task(_wait_disconnect(receive))
                 watcher.add_done_callback(lambda _: flow.cancel())
                 flow.add_done_callback(lambda _: watcher.cancel())

@@ -468,7 +468,8 @@ class GatewayApp:
         elif isinstance(outcome, ProblemResponse):
             self._count_outcome(outcome.problem.code.value)
             self._count_refusal(outcome.problem.code.value)
-            if outcome.quote is None and outcome.problem.code is not Code.API_NOT_FOUND:  # which costs little
+            if outcome.problem.code in PACED_CODES and is_paced(outcome):
+                body.close()  # nothing that waits holds room for bodies
                 await self._loop_share.wait_refused()
             await self._send_problem(scope, body, send, request_id, outcome, call)
         else:
@@ -732,6 +733,11 @@ class IncomingBody:
         return message
 
 
+def is_paced(refusal: ProblemResponse) -> bool:
+    """Whether an answer with one of `PACED_CODES` waits for its share of the event loop: the request itself is at fault, and no money is involved."""
+    return refusal.quote is None and refusal.problem.payment_state in (None, "none")
+
+
 def _find_quoted(refusal: ProblemResponse, scope: Scope) -> QuotedApi | None:
     if refusal.quote is None:
         return None
@@ -753,6 +759,7 @@ def _find_payment_state(stored: ProxyResponse) -> str:
 
 
 _PAYMENT_REQUIRED_STATUS = status_of(Code.PAYMENT_REQUIRED)
+PACED_CODES = frozenset(code for code in Code if status_of(code) in (400, 401, 403, 429))
 _NO_ROUTE = Problem(
     code=Code.ROUTE_NOT_FOUND,
     detail="No API has this path. The path of a gateway call begins with /api/v2/gateway/{apiId}.",

@@ -14,6 +14,7 @@ from tollway.observability.telemetry import Metrics
 from tollway.web.http.admission import LoadShedder
 from tollway.web.http.loop_share import ControlPlaneShare
 from tollway.web.http.middleware import (
+    UNLIMITED_PATHS,
     AccessLog,
     BodyLimits,
     HeadWithoutBody,
@@ -59,7 +60,7 @@ def build_app(
     app: ASGIApp = control_plane  # from the inside out:
     app = ReadLimit(app, turns=ReadTurns() if read_turns is None else read_turns)
     app = RequestHeadCheck(app, limits=limits, public_url=public_url)
-    app = ControlPlaneShare(app, share=shedder.loop, unpaced=PAID_PREFIXES)
+    app = ControlPlaneShare(app, share=shedder.loop, unpaced=(*PAID_PREFIXES, *UNLIMITED_PATHS))
     app = OverloadLimit(app, shedder=shedder, public_url=public_url, metrics=metrics)
     app = BodyLimits(app, limits=limits, clock=clock, budget=shedder.bodies)
     app = HeadWithoutBody(app)

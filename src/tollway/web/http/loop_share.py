@@ -1,7 +1,7 @@
 """The part of the event loop that the control plane takes while there are calls.
 
 Calls and the control plane run on one event loop, so a paid call waits for each request that runs before it. `LoopShare` counts the time that requests of the control plane
-and refused calls take, and lets the next of them begin, or go on, while their part of the loop lasts. Paid calls wait for none of this, and no request is refused here.
+and refused calls take, and lets the next of them begin, or go on, while their part of the loop lasts. Other calls and health checks never wait here, and no request is refused.
 """
 
 import asyncio
@@ -17,8 +17,14 @@ SHARE = 1 / 4
 BURST_S = 0.005
 """What may run at once after a rest."""
 
+DEBT_S_MAX = 0.1
+"""A longer stretch, such as one in which the machine stood still, does not count in full."""
+
+WAITING_MAX = 100
+"""Beyond these a request does not wait: each that waits is one of the requests in flight, whose number is limited."""
+
 CALLS_S = 1.0
-"""So long after the begin of a call the loop is shared."""
+"""So long after the last look that found a new call the loop is shared. A call is any request to the path of calls."""
 
 REFUSED_CALL_S = 0.0004
 """What a refused call takes of the loop, about."""
@@ -29,7 +35,7 @@ _STATE = "loop_share"
 class LoopShare:
     """A bucket of seconds of the event loop. For one event loop.
 
-    One request takes a turn in each turn of the loop, in the order of arrival, and none while the bucket is empty. Without calls the bucket is always full."""
+    One request begins or goes on in each iteration of the loop, in the order of arrival, and none while the bucket is empty. Without calls the bucket is full at each look."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock`: monotonic, in seconds."""
@@ -63,7 +69,7 @@ class LoopShare:
         return None if given is None else next(given.__await__())
 
     def spend(self, seconds: float) -> None:
-        self.left_s -= seconds
+        self.left_s = max(self.left_s - seconds, -DEBT_S_MAX)
 
     def _ask(self) -> asyncio.Future[None] | None:
         """None: the turn is given."""
@@ -75,6 +81,8 @@ class LoopShare:
                 loop.call_soon(self._give_turn, loop)
                 return None
             loop.call_later(lack_s, self._give_turn, loop)
+        elif len(self._waiting) >= WAITING_MAX:
+            return None
         given = loop.create_future()
         self._waiting.append(given)
         return given
@@ -149,7 +157,7 @@ class ControlPlaneShare:
         await self._share.measure(run)
 
 
-async def run_in_share(scope: Scope, run: Coroutine[Any, Any, None]) -> None:
+async def run_in_share(scope: Scope, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs a part of a request that has a task of its own."""
     share: LoopShare | None = scope.get("state", {}).get(_STATE)
-    await (run if share is None else share.measure(run))
+    await (run() if share is None else share.measure(run()))

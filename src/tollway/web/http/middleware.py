@@ -32,7 +32,7 @@ _HOST = re.compile(
 _VERSIONS_WITHOUT_HOST = frozenset({"1", "1.0"})
 _FORWARDED_MAX = 20
 _MAPPED = "::ffff:"
-_UNLIMITED_PATHS = frozenset({"/healthz", "/readyz"})
+UNLIMITED_PATHS = ("/healthz", "/readyz")
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _RESPONSE_HEADERS = (
     (b"access-control-allow-origin", b"*"),
@@ -251,7 +251,7 @@ class OverloadLimit:
         self._public_url = public_url
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in _UNLIMITED_PATHS:
+        if scope["path"] in UNLIMITED_PATHS:
             await self._app(scope, receive, send)
             return
         client_address = scope["state"]["client_address"]
