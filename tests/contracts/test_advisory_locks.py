@@ -47,16 +47,21 @@ async def test_a_server_that_does_not_is_refused(
     assert refused.value.problems == [f"database_url: {NOT_POSTGRESQL.format(fault)}"]
 
 
-@pytest.mark.postgres
-async def test_a_server_without_the_functions_is_refused(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raising = "BEGIN RAISE EXCEPTION 'not implemented' USING ERRCODE = 'feature_not_supported'; END"
+async def break_snapshots(postgres_url: str, monkeypatch: pytest.MonkeyPatch, condition: str) -> None:
+    """`pg_current_snapshot` fails with that condition, by its name in PostgreSQL."""
+    raising = f"BEGIN RAISE EXCEPTION 'no snapshot' USING ERRCODE = '{condition}'; END"
     await execute_sql(
         postgres_url,
         "CREATE FUNCTION public.pg_current_snapshot() RETURNS text LANGUAGE plpgsql AS $$ " + raising + " $$",
     )
     monkeypatch.setitem(postgres._SESSION, "search_path", "public, pg_catalog")
+
+
+@pytest.mark.postgres
+async def test_a_server_without_the_functions_is_refused(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await break_snapshots(postgres_url, monkeypatch, "feature_not_supported")
     async with open_database(postgres_url) as database:
         assert await find_exclusion_fault(database) == NOT_POSTGRESQL.format(FUNCTION_MISSING)
 
@@ -65,12 +70,7 @@ async def test_a_server_without_the_functions_is_refused(
 async def test_another_error_of_the_server_is_not_called_another_database(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raising = "BEGIN RAISE EXCEPTION 'the disk is full' USING ERRCODE = 'disk_full'; END"
-    await execute_sql(
-        postgres_url,
-        "CREATE FUNCTION public.pg_current_snapshot() RETURNS text LANGUAGE plpgsql AS $$ " + raising + " $$",
-    )
-    monkeypatch.setitem(postgres._SESSION, "search_path", "public, pg_catalog")
+    await break_snapshots(postgres_url, monkeypatch, "disk_full")
     async with open_database(postgres_url) as database:
         with pytest.raises(StorageUnavailable):
             await require_exclusion(database)

@@ -27,11 +27,20 @@ LONG_S = 0.050
 
 
 class Clock:
+    """Stands still. `looks`: how often it was read."""
+
     def __init__(self) -> None:
         self.now_s = 100.0
+        self.looks = 0
 
     def __call__(self) -> float:
+        self.looks += 1
         return self.now_s
+
+    async def wait_look(self) -> None:
+        """Until the share has looked again at what waits."""
+        looks = self.looks
+        await until(lambda: self.looks > looks)
 
 
 class Loop:
@@ -133,7 +142,7 @@ async def test_while_there_are_calls_the_next_request_begins_when_the_time_of_th
         owed_s = (LONG_S - BURST_S) / SHARE
         passed_s = 2 * LONG_S  # in the first request and in the call
         loop.clock.now_s += owed_s - passed_s - 0.001
-        await asyncio.sleep(0.01)
+        await loop.clock.wait_look()
         assert "/second" not in loop.paths
         loop.clock.now_s += 0.002
         await until(lambda: "/second" in loop.paths)
@@ -162,7 +171,7 @@ async def test_a_read_that_gives_way_goes_on_when_its_time_is_earned(loop: Loop)
     loop.share.calls += 1
     async with loop.asking("/api/v2/history"):
         await until(lambda: slices == [0])
-        await asyncio.sleep(0.01)
+        await loop.clock.wait_look()
         assert slices == [0]
         loop.clock.now_s += LONG_S / SHARE
         await until(lambda: slices == [0, 1])
@@ -219,7 +228,8 @@ async def test_refused_calls_take_their_time_of_the_same_bucket(loop: Loop) -> N
         await loop.share.wait_refused()
     async with asyncio.TaskGroup() as group:
         late = group.create_task(loop.share.wait_refused())
-        await asyncio.sleep(0.01)
+        await loop.clock.wait_look()  # as it arrives
+        await loop.clock.wait_look()
         assert not late.done()
         loop.clock.now_s += REFUSED_CALL_S / SHARE
     assert late.done()
@@ -237,7 +247,8 @@ async def test_beyond_a_number_that_waits_no_request_waits(loop: Loop) -> None:
     await loop.ask("/first")
     many = [f"/{number}" for number in range(WAITING_MAX + 5)]
     async with loop.asking(*many):
-        await asyncio.sleep(0.01)
+        await until(lambda: many[-1] in loop.paths)
+        await loop.clock.wait_look()
         assert loop.paths == ["/first", *many[WAITING_MAX:]]
 
 

@@ -142,7 +142,7 @@ class ControlPlaneShare:
     """Middleware: a request of the control plane begins at its turn, and its time is counted."""
 
     def __init__(self, app: ASGIApp, *, share: LoopShare, unpaced: tuple[str, ...]) -> None:
-        """`unpaced`: the beginnings of paths that pay or settle."""
+        """`unpaced`: the beginnings of paths whose requests never wait."""
         self._app = app
         self._share = share
         self._unpaced = unpaced
