@@ -75,7 +75,9 @@ demo: $(STAMPS)/gateway $(STAMPS)/anvil    ## the main job, running: chain, prov
 	@exec $(BIN)/tollway demo --yes $(ARGS)
 
 # Two workers, a file each at a time: what a file sets up (a chain, a database server, gateways) is set up once. The slowest files start first.
-WORKERS ?= 2
+# `quick` and `test` have three on two cores, because a test waits a fifth of its time. WORKERS=N sets them everywhere.
+TWO = $(or $(WORKERS),2)
+THREE = $(or $(WORKERS),3)
 # A test that ends its worker ends the run: xdist would give the whole file to another worker, and that test again.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 # ARGS=web names the folder tests/web.
@@ -85,15 +87,15 @@ FOLDERS = $(if $(filter -%,$(firstword $(ARGS))),$(ARGS),$(foreach word,$(ARGS),
 SEED := $(or $(SEED),$(shell printf %d 0x$$(git rev-parse HEAD 2>/dev/null | cut -c1-7)))
 DRAW = --hypothesis-profile drawn --hypothesis-seed $(SEED)
 quick: $(STAMPS)/quick   ## tests that need no process, database server, chain or browser, four minutes (options: ARGS=web)
-	$(PYTEST) -n $(WORKERS) --suite quick $(if $(DRAWN),$(DRAW)) $(FOLDERS)
+	$(PYTEST) -n $(THREE) --suite quick $(if $(DRAWN),$(DRAW)) $(FOLDERS)
 
 test: install    ## the tests of a change, eleven minutes on two quiet cores (options: WORKERS=0 ARGS="-k replay")
-	$(PYTEST) -n $(WORKERS) --suite test $(FOLDERS)
+	$(PYTEST) -n $(THREE) --suite test $(FOLDERS)
 
 # SUITE=rest leaves out what `make quick` runs.
 SUITE ?= all
 test-all: install   ## every test, 28 minutes on two quiet cores (options: SEED=7 ARGS=browser)
-	SIMULATION_HISTORIES=100000 TORTURE_SEED=$(SEED) $(PYTEST) -n $(WORKERS) --suite $(SUITE) $(DRAW) $(FOLDERS)
+	SIMULATION_HISTORIES=100000 TORTURE_SEED=$(SEED) $(PYTEST) -n $(TWO) --suite $(SUITE) $(DRAW) $(FOLDERS)
 
 durations:       ## every test, then the seconds of each file in tests/durations.json, which orders the next runs
 	@$(MAKE) --no-print-directory test-all ARGS=--write-durations
@@ -101,7 +103,7 @@ durations:       ## every test, then the seconds of each file in tests/durations
 long: torture attack guards mutants bench   ## what is run by hand before a tag: the long forms, fuzzing, guards, benches
 
 torture: install ## the worst days, long form, less than ten minutes on two quiet cores (options: TORTURE_SEED=7 ARGS="-k kill")
-	TORTURE=long $(PYTEST) -n $(WORKERS) --timeout=1200 tests/long/torture \
+	TORTURE=long $(PYTEST) -n $(TWO) --timeout=1200 tests/long/torture \
 		tests/contracts/test_finality_load.py $(ARGS)
 
 soak: install    ## an hour of paid calls on each database, with restarts, outages, backups, a new key and an upgrade (options: ARGS="--seconds 300 --database postgresql --seed 7")
@@ -109,7 +111,7 @@ soak: install    ## an hour of paid calls on each database, with restarts, outag
 
 FUZZ_SECONDS ?= 120
 attack: install  ## hostile providers, callers and text, long form, then fuzzing (options: FUZZ_SECONDS=3600 ARGS="-k framing")
-	ATTACK=long $(PYTEST) -n $(WORKERS) --timeout=1200 tests/system/attack $(ARGS)
+	ATTACK=long $(PYTEST) -n $(TWO) --timeout=1200 tests/system/attack $(ARGS)
 	@cat $(STAMPS)/exhaustion.md 2>/dev/null || true
 	$(BIN)/python -m tests.long.fuzz.run --seconds $(FUZZ_SECONDS)
 
@@ -118,7 +120,7 @@ mutants: install ## five deliberate breakages, each caught by its named test
 
 # Two at a time, each with its own copy of the package; a guard takes about two seconds of one core.
 guards: install  ## each guard against hostile input taken away once: its test must fail (options: ARGS="headers identity")
-	WORKERS=$(WORKERS) $(BIN)/python -m tests.long.guards $(ARGS)
+	WORKERS=$(TWO) $(BIN)/python -m tests.long.guards $(ARGS)
 
 schema: install ## the baseline: the statements that make a new database, from the tables of the stores
 	$(BIN)/python -m tests.kit.schema_writer
@@ -130,7 +132,7 @@ check: install $(STAMPS)/audit $(STAMPS)/deploy $(STAMPS)/docs   ## format, lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.system.browser.check_modules
-	$(PYTEST) -n $(WORKERS) -q --suite check
+	$(PYTEST) -n $(TWO) -q --suite check
 	@$(MAKE) --no-print-directory package
 	$(AUDIT)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hypothesis import settings
 
+from tests.kit.compiled_statements import share_compiled_statements
+
 pytest_plugins = ("tests.suite_run", "tests.kit.session_processes")
 
 # A property test draws the same examples in every run, and a slow machine fails none of them. Modules that name settings of their own take these
@@ -11,3 +13,5 @@ pytest_plugins = ("tests.suite_run", "tests.kit.session_processes")
 settings.register_profile("suite", derandomize=True, deadline=None, database=None)
 settings.register_profile("drawn", derandomize=False, deadline=None, database=None)
 settings.load_profile("suite")
+
+share_compiled_statements()

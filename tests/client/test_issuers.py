@@ -21,7 +21,7 @@ from tollway.cli import doctor, inputs, operator
 from tollway.cli.main import make_app
 from tollway.client import AsyncTollwayClient, GatewayUnreachable, IssuersUnusable, TollwayClient
 from tollway.client.deadline import fetch_bounded
-from tollway.client.issuers import open_tls
+from tollway.client.issuers import _trust_certifi, open_tls
 from tollway.outbound.pool import open_tls_context
 
 EMPTY = b'{"apis": [], "total": 0, "page": 1, "limit": 20}'
@@ -143,7 +143,9 @@ def test_no_variable_writes_the_keys_of_a_session(
     assert [line for line in lines if not line.startswith("#")] == []
 
 
-@pytest.mark.parametrize("open_context", [open_tls, open_tls_context.__wrapped__], ids=["client", "upstream"])
+@pytest.mark.parametrize(
+    "open_context", [_trust_certifi.__wrapped__, open_tls_context.__wrapped__], ids=["client", "upstream"]
+)
 def test_a_file_of_session_keys_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_context: Callable[[], ssl.SSLContext]
 ) -> None:

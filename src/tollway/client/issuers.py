@@ -6,6 +6,7 @@ the environment changes a connection: `SSLKEYLOGFILE`, by which Python writes th
 
 import os
 import ssl
+from functools import cache
 
 import certifi
 
@@ -17,6 +18,8 @@ _NEXT = "Correct SSL_CERT_FILE or SSL_CERT_DIR, or unset it."
 def open_tls() -> ssl.SSLContext:
     """A context for connections of a client. Raises IssuersUnusable."""
     file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if not file and not folder:
+        return _trust_certifi()
     # Not `create_default_context`, which opens the file of SSLKEYLOGFILE.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if folder and not file:
@@ -26,8 +29,17 @@ def open_tls() -> ssl.SSLContext:
         context.load_verify_locations(capath=folder)
         return context
     try:
-        context.load_verify_locations(cafile=file or certifi.where())
+        context.load_verify_locations(cafile=file)
     except OSError as exc:  # SSLError is one
-        name = f"SSL_CERT_FILE={file}" if file else "certifi"
-        raise IssuersUnusable(f"{name}: no certificates can be read from it: {exc}. {_NEXT}") from exc
+        raise IssuersUnusable(
+            f"SSL_CERT_FILE={file}: no certificates can be read from it: {exc}. {_NEXT}"
+        ) from exc
+    return context
+
+
+@cache
+def _trust_certifi() -> ssl.SSLContext:
+    """One context for all clients of a process: the certificates of the package take 12 ms to read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cafile=certifi.where())
     return context
