@@ -86,10 +86,10 @@ FOLDERS = $(if $(filter -%,$(firstword $(ARGS))),$(ARGS),$(foreach word,$(ARGS),
 # for one commit always the same, so that a run that failed fails again. `make quick` draws with DRAWN=1 only.
 SEED := $(or $(SEED),$(shell printf %d 0x$$(git rev-parse HEAD 2>/dev/null | cut -c1-7)))
 DRAW = --hypothesis-profile drawn --hypothesis-seed $(SEED)
-quick: $(STAMPS)/quick   ## tests that need no process, database server, chain or browser, four minutes (options: ARGS=web)
+quick: $(STAMPS)/quick   ## tests that need no process, database server, chain or browser, three minutes (options: ARGS=web)
 	$(PYTEST) -n $(THREE) --suite quick $(if $(DRAWN),$(DRAW)) $(FOLDERS)
 
-test: install    ## the tests of a change, eleven minutes on two quiet cores (options: WORKERS=0 ARGS="-k replay")
+test: install    ## the tests of a change, nine minutes on two quiet cores (options: WORKERS=0 ARGS="-k replay")
 	$(PYTEST) -n $(THREE) --suite test $(FOLDERS)
 
 # SUITE=rest leaves out what `make quick` runs.
