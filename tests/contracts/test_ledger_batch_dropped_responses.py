@@ -25,7 +25,9 @@ from tests.kit.ledger_records import (
 )
 from tests.kit.payer import Payer, has_terms
 from tests.kit.storage_faults import ConcurrentCalls, Fault, FaultyGateway, FaultyLedger, open_faulty_gateways
+from tests.kit.waits import DEADLINE_S
 from tollway.errors import StorageUnavailable
+from tollway.gateway import proxy
 from tollway.ledger.records import CallState, Delivery, RepeatsOpenCall
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.engine.database import Database
@@ -235,9 +237,11 @@ async def test_at_the_same_gateway_a_dropped_answer_is_paid_once_or_not_at_all(
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 async def test_a_caller_that_left_before_its_answer_was_dropped_pays_once_or_not_at_all(
-    sqlite_url: str, row: Row
+    sqlite_url: str, row: Row, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On SQLite alone: whether the caller is still there changes no statement."""
+    # Also a slow dial is followed by the claim.
+    monkeypatch.setattr(proxy, "DISCONNECT_CHECK_AFTER_S", DEADLINE_S)
     async with open_database(sqlite_url) as database, open_faulty_gateways(database, ["one"]) as gateways:
         await play(row, gateways, at=0, leaves=True, is_written=False)
 

@@ -11,6 +11,7 @@ from tests.kit.metered_gateway import TOTAL_TOKENS, make_metering
 from tests.kit.storage_faults import Fault, FaultyGateway, open_faulty_gateways
 from tests.kit.upstream import Answerer, Arrived, plain, raw
 from tests.kit.waits import DEADLINE_S, until
+from tollway.gateway import proxy
 from tollway.ledger.records import CallState, Payment
 from tollway.storage.engine.database import Database
 
@@ -137,8 +138,12 @@ async def test_a_stored_answer_of_another_gateway_has_the_price_that_was_taken(d
         assert await taken_units(gateways[1], payment) == BASE + 7 * UNIT
 
 
-async def test_many_calls_at_once_take_the_sum_of_their_prices(database: Database) -> None:
+async def test_many_calls_at_once_take_the_sum_of_their_prices(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of every kind of response, at two gateways, and some callers leave."""
+    # Also a slow dial is followed by the claim.
+    monkeypatch.setattr(proxy, "DISCONNECT_CHECK_AFTER_S", DEADLINE_S)
     dice = random.Random(SEED)
     kinds = {f"/{number}": dice.randrange(6) for number in range(CALLS)}
 
