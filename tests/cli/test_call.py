@@ -7,6 +7,8 @@ from email.policy import HTTP
 import pytest
 
 from tests.kit.terminal import run_commands, split_commands
+from tests.kit.waits import DEADLINE_S
+from tollway.cli import call as call_module
 from tollway.cli.call import add_query, describe_operations, format_call_line, read_body
 
 CHAIN = 84532
@@ -590,7 +592,9 @@ MEASURING = {**MEASURED, "price": "0.01", "quantities": None, "payment": {"state
         (None, "cost: at most 0.01 USDC; its price: tollway history call_1"),
     ],
 )
-def test_the_last_line_is_what_a_metered_call_cost(run, gateway, record, line):
+def test_the_last_line_is_what_a_metered_call_cost(run, gateway, record, line, monkeypatch):
+    monkeypatch.setattr(call_module, "COST_DEADLINE_S", DEADLINE_S)
+    monkeypatch.setattr(call_module, "COST_PAUSES_S", (0,) * len(call_module.COST_PAUSES_S))
     gateway.price_max, gateway.call = "0.01 USDC", record
     done = run("call", "api_1", "/x", "-d", "{}", "--rail", "tx")
     summary = done.stderr.splitlines()
