@@ -332,8 +332,12 @@ async def test_fifty_with_one_authorisation_make_one_call_and_one_transfer(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     shown = payer.show(await payer.quote())
+    may_answer = asyncio.Event()
+    gateway.upstream.answer = held(may_answer)
     async with asyncio.TaskGroup() as group:
         asking = [group.create_task(gateway.ask("GET", TARGET, shown)) for _ in range(50)]
+        await until(lambda: sum(task.done() for task in asking) == 49)
+        may_answer.set()
     answers = [task.result() for task in asking]
     assert sorted({answer.status for answer in answers}) == [200, 409]
     assert [answer.status for answer in answers].count(200) == 1
