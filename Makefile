@@ -75,7 +75,7 @@ demo: $(STAMPS)/gateway $(STAMPS)/anvil    ## the main job, running: chain, prov
 	@exec $(BIN)/tollway demo --yes $(ARGS)
 
 # Two workers, a file each at a time: what a file sets up (a chain, a database server, gateways) is set up once. The slowest files start first.
-# `quick` and `test` have three on two cores, because a test waits a fifth of its time. WORKERS=N sets them everywhere.
+# `quick` and `test` have three on two cores, because a test waits a fifth of its time. WORKERS=N takes the place of both.
 TWO = $(or $(WORKERS),2)
 THREE = $(or $(WORKERS),3)
 # A test that ends its worker ends the run: xdist would give the whole file to another worker, and that test again.

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from tests.kit.threaded_server import serve_in_thread
 from tollway.cli import doctor, inputs, operator
 from tollway.cli.main import make_app
-from tollway.client import AsyncTollwayClient, GatewayUnreachable, IssuersUnusable, TollwayClient
+from tollway.client import AsyncTollwayClient, GatewayUnreachable, IssuersUnusable, TollwayClient, issuers
 from tollway.client.deadline import fetch_bounded
 from tollway.client.issuers import _trust_certifi, open_tls
 from tollway.outbound.pool import open_tls_context
@@ -169,6 +169,24 @@ def test_a_name_without_certificates_is_a_wrong_use(
     monkeypatch.setenv(name, str(path))
     with pytest.raises(IssuersUnusable):
         open_tls()
+
+
+def test_clients_that_trust_the_public_issuers_share_a_context(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert open_tls() is open_tls()
+    monkeypatch.setenv("SSL_CERT_FILE", str(server.issuer))
+    assert open_tls() is not open_tls()
+
+
+def test_a_package_without_its_certificates_is_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuers.certifi, "where", lambda: str(tmp_path / "missing.pem"))
+    with pytest.raises(
+        IssuersUnusable, match=r"^certifi: no certificates can be read .* Install the package certifi again, "
+    ):
+        _trust_certifi.__wrapped__()
 
 
 async def test_what_asks_a_node_or_the_gateway_names_the_variable(

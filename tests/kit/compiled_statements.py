@@ -13,6 +13,7 @@ COMPILED: LRUCache[Any, Any] = LRUCache(10_000)
 
 
 def share_compiled_statements() -> None:
+    """Every SQLite engine that is made from now on takes its compiled statements from `COMPILED`. Call it once in a process."""
     make = Engine.__init__
 
     def make_sharing(self: Engine, *args: Any, **options: Any) -> None:
