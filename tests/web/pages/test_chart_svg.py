@@ -134,11 +134,18 @@ def days(count: int, *, first: str = "2026-11-02", step_ms: int = DAY_MS) -> lis
         (days(53, first="2026-01-05", step_ms=7 * DAY_MS), ["16 Feb", "8 Jun", "28 Sep"]),
         (days(24, step_ms=HOUR_MS), ["00:00", "06:00", "12:00", "18:00"]),
         (days(72, step_ms=HOUR_MS), ["2 Nov", "3 Nov", "4 Nov"]),
-        (days(1), []),
+        (days(1), ["2 Nov"]),
+        (days(6, first="2026-12-01"), ["1 Dec", "3 Dec", "5 Dec"]),
+        (days(11, first="2026-12-01"), ["1 Dec", "4 Dec", "7 Dec", "10 Dec"]),
+        (days(4, step_ms=HOUR_MS), ["00:00", "01:00", "02:00", "03:00"]),
+        (days(400, step_ms=7 * DAY_MS), ["2 Nov"]),
         ([step(1), step(2)], []),
+        ([], []),
     ],
 )
-def test_weeks_are_marked_by_their_first_day(steps: list[ChartStep], ticks: list[str]) -> None:
+def test_the_steps_in_which_a_unit_of_time_begins_have_their_date(
+    steps: list[ChartStep], ticks: list[str]
+) -> None:
     chart = lay_out_bars(steps, series=("calls",), summary="")
     assert [one.label for one in chart.ticks] == ticks
 
@@ -155,9 +162,16 @@ def test_dates_have_room_for_their_text(count: int, first_day: int, step_ms: int
             days(count, first=first, step_ms=step_ms), series=("calls",), summary=""
         ).ticks
     ]
-    assert len(lefts) <= TICKS_MAX
+    assert 1 <= len(lefts) <= TICKS_MAX
     assert all(left <= TICK_LEFT_MAX for left in lefts)
     assert all(later - earlier > TICK_GAP_MIN for earlier, later in itertools.pairwise(lefts))
+
+
+@pytest.mark.parametrize("last", range(1, 32))
+def test_a_month_has_dates_on_each_of_its_days(last: int) -> None:
+    for first in ("2026-11-01", "2026-12-01", "2027-01-01", "2027-02-01"):
+        ticks = lay_out_bars(days(last, first=first), series=("calls",), summary="").ticks
+        assert len(ticks) >= min(2, last), first
 
 
 def test_each_step_says_its_values_that_are_not_0() -> None:

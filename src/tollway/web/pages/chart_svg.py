@@ -30,7 +30,10 @@ _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _MONDAY_MS = 4 * _DAY_MS
 """1970-01-05."""
-_TICK_UNITS_MS = (6 * _HOUR_MS, *(days * _DAY_MS for days in (1, 7, 14, 28, 56, 112)))
+_TICK_UNITS_MS = (
+    *(hours * _HOUR_MS for hours in (1, 2, 3, 6, 12)),
+    *(days * _DAY_MS for days in (1, 2, 3, 7, 14, 28, 56, 112)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +157,12 @@ def lay_out_bars(
 
 
 def _place_ticks(steps: Sequence[ChartStep]) -> list[ChartTick]:
-    """The steps in which a week begins, or another unit of time that has at most `TICKS_MAX` beginnings here."""
+    """The steps in which a day begins, or a week, or the least other unit of time with at most `TICKS_MAX` beginnings here; the first step where there is none.
+    Where the start of a step is not known, none."""
     starts = [step.start_ms for step in steps if step.start_ms is not None]
-    if len(starts) < 2 or len(starts) != len(steps):
+    if not starts or len(starts) != len(steps):
         return []
-    length = starts[1] - starts[0]
+    length = starts[1] - starts[0] if len(starts) > 1 else _DAY_MS
     for unit in _TICK_UNITS_MS:
         zero = _MONDAY_MS if unit > _DAY_MS else 0
         found = [
@@ -172,8 +176,9 @@ def _place_ticks(steps: Sequence[ChartStep]) -> list[ChartTick]:
                 left = round(100 * number / len(starts), 2)
                 if left <= TICK_LEFT_MAX and (not ticks or left - ticks[-1].left > TICK_GAP_MIN):
                     ticks.append(ChartTick(left=left, label=format_tick(start, is_hour=unit < _DAY_MS)))
-            return ticks
-    return []
+            if ticks:
+                return ticks
+    return [ChartTick(left=0, label=format_tick(starts[0], is_hour=False))]
 
 
 def format_tick(start_ms: int, *, is_hour: bool) -> str:
