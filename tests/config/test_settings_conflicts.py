@@ -49,7 +49,12 @@ def test_an_allowlist_goes_with_its_registration(is_open: bool) -> None:
 # ---- The command itself.
 
 
-COMMON = {"TOLLWAY_RPC_BASE": "http://127.0.0.1:9/hush", "TOLLWAY_ADMIN_LISTEN": "off"}
+COMMON = {
+    "TOLLWAY_RPC_BASE": "http://127.0.0.1:9/hush",
+    "TOLLWAY_LISTEN": "127.0.0.1:0",
+    "TOLLWAY_ADMIN_LISTEN": "off",
+}
+"""Any free port: another process may have that of the default."""
 
 
 def _environment() -> dict[str, str]:

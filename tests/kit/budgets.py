@@ -15,7 +15,7 @@ GATEWAY = "http://127.0.0.1:8402"
 
 
 def policy_of(**members: Any) -> SpendingPolicy:
-    """A policy of OWNER for PAYER in USDC, with a year to run. Limits stand under their names: `maxPerDay="5"`."""
+    """A policy of OWNER for PAYER in USDC, with a century to run: a claim in PostgreSQL is judged by the clock of the database. Limits stand under their names: `maxPerDay="5"`."""
     limits = {name: members.pop(name, "") for name in LIMITS}
     defaults: dict[str, Any] = {
         "owner": OWNER,
@@ -27,7 +27,7 @@ def policy_of(**members: Any) -> SpendingPolicy:
         "allow": (),
         "deny": (),
         "not_before": 0,
-        "not_after": NOW_MS // 1000 + 365 * 86_400,
+        "not_after": NOW_MS // 1000 + 36_500 * 86_400,
         "nonce": 1,
     }
     return SpendingPolicy(**{**defaults, **members})
