@@ -98,7 +98,7 @@ async def test_no_label_reaches_another_one_or_the_bars(
                     "marks"
                 ]
                 dates = chart["dates"]
-                assert len(dates) >= min(2, chart["steps"]) >= 1  # on the first day of a month, one bar
+                assert len(dates) >= min(2, chart["steps"]) >= 1  # a month has one bar on its first day
                 for before, after in itertools.pairwise(dates):
                     assert before[1] + 4 <= after[0], (path, dates)
                 assert dates[-1][1] <= right

@@ -30,10 +30,7 @@ _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _MONDAY_MS = 4 * _DAY_MS
 """1970-01-05."""
-_TICK_UNITS_MS = (
-    *(hours * _HOUR_MS for hours in (1, 2, 3, 6, 12)),
-    *(days * _DAY_MS for days in (1, 2, 3, 7, 14, 28, 56, 112)),
-)
+_TICK_UNITS_MS = (6 * _HOUR_MS, *(days * _DAY_MS for days in (1, 2, 3, 7, 14, 28, 56, 112)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +154,8 @@ def lay_out_bars(
 
 
 def _place_ticks(steps: Sequence[ChartStep]) -> list[ChartTick]:
-    """The steps in which a day begins, or a week, or the least other unit of time with at most `TICKS_MAX` beginnings here; the first step where there is none.
-    Where the start of a step is not known, none."""
+    """The steps in which the least unit of time begins that has at most `TICKS_MAX` beginnings here. Where no unit begins, the first step. Where the start of a step
+    is not known, no step."""
     starts = [step.start_ms for step in steps if step.start_ms is not None]
     if not starts or len(starts) != len(steps):
         return []
